@@ -1,0 +1,46 @@
+"""Build of the C++ parts: the device core `systolic.device._C` and the CPU kernels.
+
+Metadata is in pyproject.toml. torch must be installed already (`pip install --no-build-isolation`): the
+core is compiled against the very torch that will load it.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+# An earlier install registers the `tpu` device: while it is being rebuilt, torch must not load it.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+from setuptools import setup  # noqa: E402
+from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+
+ROOT = Path(__file__).parent
+CORE_SOURCES = "src/systolic/device/csrc/*.cpp"
+CPU_KERNELS = Path("src/systolic/kernels/cpu")
+# torch 2.13's headers need C++20.
+COMPILE_ARGS = ["-O2", "-std=c++20"]
+
+
+def core_extension() -> CppExtension:
+    """The device core, from every source file of its folder."""
+    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(CORE_SOURCES))
+    if not sources:
+        raise SystemExit(f"no file matches {CORE_SOURCES}: the checkout is not complete")
+    return CppExtension("systolic.device._C", sources, extra_compile_args=COMPILE_ARGS)
+
+
+class Build(BuildExtension):
+    """Builds the extension, then the CPU kernels, which are a plain shared library with its own script."""
+
+    def run(self) -> None:
+        super().run()
+        # By path: importing the package would load the device that is being built.
+        path = ROOT / CPU_KERNELS / "build.py"
+        spec = importlib.util.spec_from_file_location("systolic_cpu_kernels_build", path)
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+        package = CPU_KERNELS.relative_to("src")
+        script.build((ROOT / CPU_KERNELS if self.inplace else Path(self.build_lib) / package) / "lib")
+
+
+setup(ext_modules=[core_extension()], cmdclass={"build_ext": Build})

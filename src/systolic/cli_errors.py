@@ -1,0 +1,65 @@
+"""One clear line for a failure at start, in place of a wall of tracebacks.
+
+`SYSTOLIC_LOG_LEVEL=DEBUG` brings the tracebacks back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+import traceback
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+ENGINE_LOGGER = "vllm.v1.engine.core"
+ENGINE_START_FAILED = "EngineCore failed to start."
+# What vLLM's server process raises when the engine process, which has its own log lines, did not start.
+ENGINE_CHILD_FAILED = "Engine core initialization failed"
+
+
+def fail(command: str, reason: object, code: int = EXIT_FAILURE) -> int:
+    """Print `systolic COMMAND: REASON` on stderr and return `code`."""
+    print(f"systolic {command}: {reason}", file=sys.stderr, flush=True)
+    return code
+
+
+def explain(error: BaseException) -> str:
+    """One line that says what went wrong: the message of `error`, without types that say nothing."""
+    if ENGINE_CHILD_FAILED in str(error):
+        return f"the engine process did not start; its reason is in the line {ENGINE_START_FAILED!r} above"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return "the port is in use; choose another with --port"
+    details = getattr(error, "errors", None)
+    if callable(details) and details():
+        # A pydantic error lists each invalid field; its text would also name a web page for every one.
+        first = details()[0]
+        field = ".".join(str(part) for part in first.get("loc", ()))
+        message = str(first.get("msg", error)).removeprefix("Value error, ")
+        return " ".join(f"{field}: {message}".removeprefix(": ").split())
+    message = " ".join(str(error).split())
+    # These are raised with a message written for the reader; others mean little without their type.
+    if isinstance(error, (ValueError, RuntimeError)) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+class _OneLine(logging.Filter):
+    """Turns vLLM's "EngineCore failed to start." with its traceback into one line with the reason."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.getMessage() == ENGINE_START_FAILED and record.exc_info and record.exc_info[1]:
+            record.msg, record.args = "%s %s", (ENGINE_START_FAILED, explain(record.exc_info[1]))
+            record.exc_info = record.exc_text = None
+            # The error is raised again and multiprocessing would print it; this process ends right after.
+            traceback.print_exc = lambda *args, **kwargs: None
+        return True
+
+
+def install_engine_failure_filter() -> None:
+    """Make a failed start of vLLM's engine process one line. Called by the vLLM plugin in that process."""
+    from systolic import settings
+
+    logger = logging.getLogger(ENGINE_LOGGER)
+    if settings.current().log_level != "DEBUG" and not any(isinstance(f, _OneLine) for f in logger.filters):
+        logger.addFilter(_OneLine())

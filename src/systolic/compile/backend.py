@@ -1,0 +1,216 @@
+"""The Dynamo backend: AOTAutograd's ATen graph becomes one program per concrete signature.
+
+Dynamo and AOTAutograd trace once, with symbolic sizes where the caller allows them.  The traced graph
+is kept; each new set of concrete sizes walks it through the operator table under `jax.jit` (no Python
+of the model runs again) and compiles one executable.  Inputs that the graph mutates, such as a
+KV cache, are donated and their storage cells swapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..device import _C
+from ..device.build import Entry, Inputs, donations, finish, parse, plan, random_key
+from ..device.layout import Window
+from ..ops import registry
+from . import executables
+from .interpreter import Sizes, run
+
+_numbers = itertools.count()
+
+
+def tpu_backend(gm: GraphModule, example_inputs, *, options=None, mode=None, **_):
+    """Compile a Dynamo graph.  No ``options`` exist yet: any is refused.
+
+    Raises:
+        ValueError: for an unknown option or mode.
+    """
+    if options:
+        raise ValueError(f"backend 'tpu' knows no options, got {sorted(options)}; leave options out")
+    if mode not in (None, "default"):
+        raise ValueError(f"backend 'tpu' knows no mode {mode!r}; leave mode out")
+    _C.ensure_initialized()
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    from ..device.decomposed import graph_table
+
+    return aot_autograd(
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        inference_compiler=compile_graph,
+        decompositions=graph_table(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+
+
+def graph_is_on_tpu(gm: GraphModule, example_inputs) -> bool:
+    """True if any input, parameter or created tensor of a Dynamo graph is on the ``tpu`` device."""
+    tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
+    tensors += list(gm.parameters()) + list(gm.buffers())
+    if any(t.device.type == "tpu" for t in tensors):
+        return True
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and value.device.type == "tpu":
+            return True
+    return False
+
+
+def compile_graph(gm: GraphModule, example_inputs):
+    """A callable for one ATen graph; executables are made at its first call with each signature."""
+    graph = CompiledGraph(gm)
+    call = graph.call
+    call._boxed_call = True
+    return call
+
+
+class CompiledGraph:
+    """One traced graph and its executables.
+
+    ``call(args)`` takes the flat list of graph inputs (tensors and sizes) and returns the flat outputs.
+    """
+
+    def __init__(self, gm: GraphModule, name: str | None = None):
+        self.name = name or f"graph{next(_numbers)}"
+        self.module = gm
+        self.graph = gm.graph
+        self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        self.mutations = self._take_mutations()  # placeholder position -> node with its new value
+        output = next(n for n in self.graph.nodes if n.op == "output")
+        self.outputs = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+        self.results = [o for o in self.outputs if isinstance(o, Node) and isinstance(o.meta.get("val"), torch.Tensor)]
+        output.args = ((*self.results, *self.mutations.values()),)
+        self.random_nodes = sum(self._is_random(n) for n in self.graph.nodes)
+        self.digest = self._digest()
+        self.program = _C.Program(self._build)
+        self.plain = len(self.results) == len(self.outputs)
+        self.on_tpu = any(
+            isinstance(n.meta.get("val"), torch.Tensor) and n.meta["val"].device.type == "tpu" for n in self.graph.nodes
+        )
+
+    def _take_mutations(self) -> dict[int, Node]:
+        """Remove the ``copy_`` epilogue that AOTAutograd adds for mutated inputs."""
+        position = {n: i for i, n in enumerate(self.placeholders)}
+        found = {}
+        for node in reversed(list(self.graph.nodes)):
+            if node.op == "call_function" and node.target is torch.ops.aten.copy_.default and node.args[0] in position:
+                found[position[node.args[0]]] = node.args[1]
+                node.replace_all_uses_with(node.args[1])
+                self.graph.erase_node(node)
+        return found
+
+    @staticmethod
+    def _is_random(node: Node) -> bool:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        schema = node.target._schema
+        record = registry.find(schema.name.removeprefix("aten::"), schema.overload_name)
+        return node.target.namespace == "aten" and record is not None and record.rng
+
+    def _digest(self) -> str:
+        """Identity of the traced computation: its text and the bytes of its constants."""
+        digest = hashlib.sha256()
+        for node in self.graph.nodes:
+            digest.update(f"{node.name}|{node.op}|{node.target}|{node.args}|{node.kwargs}\n".encode())
+            if node.op == "get_attr":
+                value = getattr(self.module, node.target, None)
+                if isinstance(value, torch.Tensor):
+                    digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def call(self, args):
+        """Run the graph.  ``args`` is consumed, as AOTAutograd's boxed convention wants."""
+        arguments = list(args)
+        if isinstance(args, list):
+            args.clear()
+        tensors = self.program(arguments)
+        if self.plain:
+            return tensors
+        remaining = iter(tensors)
+        sizes = None
+        out = []
+        for node in self.outputs:
+            value = node.meta.get("val") if isinstance(node, Node) else node
+            if isinstance(value, torch.Tensor):
+                out.append(next(remaining))
+            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                sizes = sizes or self._bind(arguments)
+                out.append(sizes.concrete(value))
+            else:
+                out.append(value)
+        return out
+
+    def _bind(self, arguments) -> Sizes:
+        sizes = Sizes()
+        for node, argument in zip(self.placeholders, arguments):
+            value = node.meta.get("val")
+            shape = argument.sizes if isinstance(argument, Window) else getattr(argument, "shape", None)
+            if isinstance(value, torch.Tensor) and shape is not None:
+                for symbolic, concrete in zip(value.shape, shape):
+                    sizes.bind(symbolic, concrete)
+            elif not isinstance(value, torch.Tensor):
+                sizes.bind(value, argument)
+        return sizes
+
+    def _build(self, descriptions, index: int, key: bytes) -> Entry:
+        inputs = Inputs()
+        values = [parse(d, inputs) for d in descriptions]
+        identity = (self.digest, values)
+        compiled, (outputs, donates, offsets) = executables.build(
+            f"{self.name}{self._label(values)}", identity, lambda: self._make(values, inputs), index
+        )
+        return Entry(compiled, inputs.reads(), donates, outputs, offsets)
+
+    def _label(self, values) -> str:
+        sizes = [v for v in values if isinstance(v, int)]
+        return f"[{','.join(map(str, sizes))}]" if sizes else ""
+
+    def _make(self, values, inputs):
+        sizes = self._bind(values)
+        metas = [_meta(node.meta["val"], sizes) for node in self.results]
+        targets = [None] * len(metas)
+        for position in self.mutations:
+            window = values[position]
+            targets.append(window)
+            metas.append(torch.empty_strided(window.sizes, window.strides, dtype=_torch_dtype(window), device="meta"))
+        random = self.random_nodes > 0
+
+        def function(*arrays):
+            import jax.numpy as jnp
+
+            buffers, offsets, numbers, state = inputs.split(arrays, random)
+            given = [inputs.read(v, buffers, offsets) if isinstance(v, Window) else self._plain(v, numbers) for v in values]
+            keys = (random_key(state + jnp.array([0, i], state.dtype)) for i in range(self.random_nodes))
+            produced = run(self.graph, given, sizes, keys)
+            return finish(produced, targets, metas, inputs, buffers, offsets)
+
+        plan_outputs = plan(targets, metas, inputs)
+        donated_cells = donations(plan_outputs, inputs)
+        present = [cell for cell, spec in sorted(inputs.cells.items()) if spec is not None]
+        donated = [position for position, cell in enumerate(present) if cell in donated_cells]
+        donates = [cell in donated_cells for cell in range(len(inputs.cells))]
+        return function, inputs.specs(random), donated, (plan_outputs, donates, self.random_nodes)
+
+    @staticmethod
+    def _plain(value, numbers):
+        position = getattr(value, "position", None)
+        return value if position is None else numbers[position]
+
+
+def _torch_dtype(window: Window) -> torch.dtype:
+    from ..ops.numerics import tdtype
+
+    return tdtype(window.dtype)
+
+
+def _meta(value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    shape = [sizes.concrete(s) for s in value.shape]
+    stride = [sizes.concrete(s) for s in value.stride()]
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")

@@ -1,0 +1,179 @@
+"""Running a graph of ATen operators through the operator table, on JAX values.
+
+The same walk serves every concrete size: symbolic sizes in the graph are replaced by the values that
+the caller binds, so a new size costs no trace of the model.
+"""
+
+from __future__ import annotations
+
+import keyword
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ops import registry
+from ..ops.numerics import jdtype
+
+# Custom operators: name -> function(arguments by schema name) -> JAX result(s).
+_custom: dict[str, Any] = {}
+
+
+def register_custom(name: str, function) -> None:
+    """Lower ``torch.ops.<namespace>.<op>`` (written ``namespace::op``) by ``function``."""
+    _custom[name] = function
+
+
+class Sizes:
+    """Concrete values of symbolic sizes."""
+
+    def __init__(self, bindings: dict[Any, int] | None = None):
+        self.bindings = bindings or {}
+        self._known: dict[Any, Any] = {}
+
+    def concrete(self, value):
+        """A SymInt, SymFloat, SymBool or plain number as a plain number."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            expression = value.node.expr
+            found = self._known.get(expression)
+            if found is None:
+                found = expression.xreplace(self.bindings)
+                if isinstance(value, torch.SymInt):
+                    found = int(found)
+                elif isinstance(value, torch.SymFloat):
+                    found = float(found)
+                else:
+                    found = bool(found)
+                self._known[expression] = found
+            return found
+        return value
+
+    def bind(self, symbolic, value: int) -> None:
+        """Record that a placeholder's symbolic size has this value."""
+        if isinstance(symbolic, torch.SymInt):
+            expression = symbolic.node.expr
+            if expression.is_Symbol:
+                import sympy
+
+                self.bindings[expression] = sympy.Integer(value)
+
+
+def _spec(value, sizes: Sizes):
+    if value is None or not isinstance(value, torch.Tensor):
+        return None
+    return registry.Spec(tuple(sizes.concrete(s) for s in value.shape), jdtype(value.dtype))
+
+
+def _specs(value, sizes: Sizes) -> list:
+    if isinstance(value, (list, tuple)):
+        return [_spec(v, sizes) for v in value]
+    return [_spec(value, sizes)]
+
+
+def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None) -> list:
+    """Evaluate a graph.  ``inputs`` go to its placeholders in order; ``keys`` yields random keys.
+
+    Returns the flat list of the graph's outputs (None where the graph returns none).
+    """
+    sizes = sizes or Sizes()
+    values: dict[Node, Any] = {}
+    remaining = iter(inputs)
+    last_use = _last_uses(graph)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(remaining)
+        elif node.op == "get_attr":
+            values[node] = _constant(graph.owning_module, node.target)
+        elif node.op == "call_function":
+            try:
+                values[node] = _call(node, values, sizes, keys)
+            except Exception as error:
+                line = (node.meta.get("stack_trace") or "").strip().splitlines()[-2:]
+                where = f" (from {' '.join(s.strip() for s in line)})" if line else ""
+                error.add_note(f"while lowering {node.format_node()}{where}")
+                raise
+        elif node.op == "output":
+            return [_lookup(item, values) for item in torch.utils._pytree.tree_leaves(
+                node.args[0], is_leaf=lambda x: x is None)]  # fmt: skip
+        for dead in last_use.get(node, ()):
+            values.pop(dead, None)
+    raise RuntimeError("graph has no output node")
+
+
+def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    seen: set[Node] = set()
+    uses: dict[Node, list[Node]] = {}
+    for node in reversed(graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                uses.setdefault(node, []).append(used)
+    return uses
+
+
+def _constant(module, name: str):
+    import jax.numpy as jnp
+
+    value = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    if isinstance(value, torch.fx.GraphModule):
+        return value
+    host = value.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return jnp.asarray(host.view(torch.int16).numpy().view(jdtype(torch.bfloat16)))
+    return jnp.asarray(host.numpy())
+
+
+def _lookup(item, values):
+    if isinstance(item, Node):
+        return values[item]
+    if isinstance(item, (list, tuple)):
+        return type(item)(_lookup(x, values) for x in item)
+    return item
+
+
+def _call(node: Node, values, sizes: Sizes, keys):
+    target = node.target
+    args = _lookup(list(node.args), values)
+    kwargs = {k: _lookup(v, values) for k, v in node.kwargs.items()}
+    if not isinstance(target, torch._ops.OpOverload):
+        if target is operator.getitem:
+            return args[0][args[1]]
+        result = node.meta.get("val")
+        if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return sizes.concrete(result)
+        return target(*args, **kwargs)  # arithmetic on sizes
+    schema = target._schema
+    if target.namespace == "aten" and schema.name.startswith("aten::sym_"):
+        return sizes.concrete(node.meta["val"])
+    arguments = {}
+    for position, argument in enumerate(schema.arguments):
+        if position < len(args):
+            arguments[argument.name] = args[position]
+        elif argument.name in kwargs:
+            arguments[argument.name] = kwargs[argument.name]
+    arguments = {k: _plain(v, sizes) for k, v in arguments.items()}
+    custom = _custom.get(schema.name)
+    if custom is not None:
+        return custom(**arguments)
+    name, overload = schema.name.removeprefix("aten::"), schema.overload_name
+    record = registry.find(name, overload) if target.namespace == "aten" else None
+    if record is None:
+        raise NotImplementedError(f"{target} is not lowered for tpu")
+    from ..device.build import _drop_defaults
+
+    arguments.pop("generator", None)
+    arguments = {n + "_" if keyword.iskeyword(n) else n: v for n, v in arguments.items()}
+    if record.rng:
+        arguments["key"] = next(keys)
+    specs = _specs(node.meta["val"], sizes)
+    results = registry.call(record, specs, _drop_defaults(record, arguments))
+    return results if isinstance(node.meta["val"], (list, tuple)) else results[0]
+
+
+def _plain(value, sizes: Sizes):
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, sizes) for v in value]
+    return sizes.concrete(value)

@@ -1,0 +1,395 @@
+"""From one call of an operator to a program: what the C++ core asks for when a key is new."""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..compile import executables
+from ..ops import registry
+from ..ops.numerics import jdtype, tdtype
+from . import layout
+from .layout import Window
+
+# Operators that update arguments their schema does not mark as written (PyTorch's own kernels do so).
+_HIDDEN_UPDATES = {"native_batch_norm": ("running_mean", "running_var")}
+
+
+@dataclass
+class Output:
+    """One result of a program: a new tensor (cell -1) or the new array of a cell."""
+
+    cell: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    stored_dtype: torch.dtype
+    stored_shape: tuple[int, ...]
+
+
+@dataclass
+class Entry:
+    """What the C++ core keeps for one key."""
+
+    callable: Any
+    reads: list[bool]
+    donates: list[bool]
+    outputs: list[Output]
+    random_offsets: int = 0
+
+
+@dataclass
+class Inputs:
+    """The run-time inputs of a program, collected from the C++ core's descriptions of a call."""
+
+    windows: list[Window] = field(default_factory=list)
+    cells: dict[int, tuple[Any, tuple[int, ...]] | None] = field(default_factory=dict)  # cell -> stored spec
+    numbers: list[Any] = field(default_factory=list)  # NumPy dtype of each run-time number
+    moving: int = 0
+
+    def add_window(self, description) -> Window:
+        _, cell, stored, dtype, sizes, strides, (how, where), nbytes = description
+        window = Window(
+            cell=cell,
+            stored_dtype=jdtype(stored[0]) if stored else None,
+            stored_shape=tuple(stored[1]) if stored else None,
+            dtype=jdtype(dtype),
+            sizes=tuple(sizes),
+            strides=tuple(strides),
+            moving=where if how == "moving" else None,
+            offset=where if how == "fixed" else 0,
+            nbytes=nbytes,
+        )
+        self.cells[cell] = (window.stored_dtype, window.stored_shape) if stored else None
+        self.moving += how == "moving"
+        self.windows.append(window)
+        return window
+
+    def reads(self) -> list[bool]:
+        return [self.cells[cell] is not None for cell in range(len(self.cells))]
+
+    def specs(self, random: bool) -> list[tuple[tuple[int, ...], Any]]:
+        """(shape, dtype) of each program input, in the order in which the C++ core passes them."""
+        specs = [(spec[1], spec[0]) for _, spec in sorted(self.cells.items()) if spec is not None]
+        specs += [((), jdtype(torch.int64))] * self.moving
+        specs += [((), dtype) for dtype in self.numbers]
+        if random:
+            specs.append(((2,), jdtype(torch.uint64)))
+        return specs
+
+    def split(self, arrays, random: bool):
+        """Name the positional inputs: (buffers by cell, offsets, numbers, random state)."""
+        arrays = list(arrays)
+        state = arrays.pop() if random else None
+        buffers = {cell: None for cell in self.cells}
+        present = [cell for cell, spec in sorted(self.cells.items()) if spec is not None]
+        for position, cell in enumerate(present):
+            buffers[cell] = arrays[position]
+        offsets = arrays[len(present) : len(present) + self.moving]
+        return buffers, offsets, arrays[len(present) + self.moving :], state
+
+    def read(self, window: Window, buffers, offsets):
+        moving = None if window.moving is None else offsets[window.moving]
+        return layout.read(buffers[window.cell], window, moving)
+
+
+_KINDS = {"bool": bool, "int": int, "float": float, "complex": complex}
+_KIND_DTYPES = {"bool": torch.bool, "int": torch.int64, "float": torch.float64, "complex": torch.complex128}
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A run-time number: its position and kind, and the value of the call that is being compiled."""
+
+    position: int
+    kind: type
+    value: Any
+
+
+@dataclass(frozen=True)
+class _HostTensor:
+    """A 0-d CPU tensor used beside tpu tensors."""
+
+    position: int
+    dtype: torch.dtype
+    wrapped: bool
+    value: Any
+
+
+def parse(description, inputs: Inputs):
+    """A C++ description as a value: Window, _Number, _HostTensor, list, or a plain Python object."""
+    if isinstance(description, tuple) and description:
+        match description[0]:
+            case "tensor":
+                return inputs.add_window(description)
+            case "number":
+                _, position, kind, value = description
+                inputs.numbers.append(jdtype(_KIND_DTYPES[kind]))
+                return _Number(position, _KINDS[kind], value)
+            case "host":
+                _, position, dtype, wrapped, value = description
+                inputs.numbers.append(jdtype(dtype))
+                return _HostTensor(position, dtype, wrapped, value)
+    if isinstance(description, list):
+        return [parse(item, inputs) for item in description]
+    return description
+
+
+def _on_meta(value):
+    match value:
+        case Window():
+            return torch.empty_strided(value.sizes, value.strides, dtype=tdtype(value.dtype), device="meta")
+        case _Number() | _HostTensor():
+            return value.value
+        case list():
+            return [_on_meta(item) for item in value]
+    return value
+
+
+def _to_jax(value, inputs: Inputs, buffers, offsets, numbers):
+    match value:
+        case Window():
+            return inputs.read(value, buffers, offsets)
+        case _Number():
+            return registry.Scalar(value.kind, numbers[value.position])
+        case _HostTensor() if value.wrapped:
+            kind = complex if value.dtype.is_complex else float if value.dtype.is_floating_point else int
+            return registry.Scalar(bool if value.dtype == torch.bool else kind, numbers[value.position])
+        case _HostTensor():
+            return numbers[value.position]
+        case list():
+            return [_to_jax(item, inputs, buffers, offsets, numbers) for item in value]
+    return value
+
+
+@functools.cache
+def operator_facts(name: str, overload: str):
+    """(schema, OpOverload, names of written arguments, names of out= arguments)."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    op = getattr(packet, overload or "default")
+    schema = op._schema
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    outs = [a.name for a in schema.arguments if a.is_out]
+    return schema, op, written, outs
+
+
+def _describe(value):
+    """A stable text of a parsed argument for the disk cache; run-time numbers have no value there."""
+    match value:
+        case _Number():
+            return f"number({value.kind.__name__})"
+        case _HostTensor():
+            return f"host({value.dtype},{value.wrapped})"
+        case list():
+            return [_describe(item) for item in value]
+    return value
+
+
+def build_operator(name: str, overload: str, descriptions, index: int, key: bytes) -> Entry:
+    """Compile the program for one call of ``name.overload`` (see :mod:`systolic.ops.registry`).
+
+    Raises what PyTorch's own meta kernel raises for bad arguments.
+    """
+    schema, op, written, outs = operator_facts(name, overload)
+    inputs = Inputs()
+    values = {a.name: parse(d, inputs) for a, d in zip(schema.arguments, descriptions)}
+
+    # Shape and dtype errors come from PyTorch itself, before anything is looked up or compiled.
+    results = _meta_results(schema, op, values)
+    short = name.removeprefix("aten::")
+    identity = ([(k, _describe(v)) for k, v in values.items()], [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results])
+    label = f"aten.{short}.{overload or 'default'}"
+    compiled, entry_plan = executables.build(
+        label, identity, lambda: _make(short, overload, op, schema, values, results, written, outs, inputs), index
+    )
+    outputs, donates, offsets = entry_plan
+    return Entry(compiled, inputs.reads(), donates, outputs, offsets)
+
+
+def _meta_results(schema, op, values):
+    """Meta tensors of the results: new ones, and for written arguments their own sizes."""
+    arguments, keywords = [], {}
+    for argument in schema.arguments:
+        value = values[argument.name]
+        if argument.name == "device":
+            value = torch.device("meta") if value is None and "device" in values else value
+        elif argument.name in ("layout", "pin_memory", "generator"):
+            value = None
+        converted = _on_meta(value)
+        if argument.kwarg_only:
+            keywords[argument.name] = converted
+        else:
+            arguments.append(converted)
+    _check_overlap(schema, values)
+    results = op(*arguments, **keywords)
+    if results is None:
+        return [keywords[a.name] if a.kwarg_only else arguments[i] for i, a in enumerate(schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
+    if isinstance(results, torch.Tensor):
+        return [results]
+    flat = []
+    for result in results:
+        flat.extend(result if isinstance(result, (list, tuple)) else [result])
+    return flat
+
+
+def _check_overlap(schema, values) -> None:
+    for argument in schema.arguments:
+        value = values[argument.name]
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Window):
+            if any(n > 1 and s == 0 for n, s in zip(value.sizes, value.strides)):
+                raise RuntimeError(
+                    "unsupported operation: more than one element of the written-to tensor refers to a single "
+                    "memory location. Please clone() the tensor before performing the operation."
+                )
+
+
+def _make(short, overload, op, schema, values, results, written, outs, inputs):
+    """(function, input specs, donated positions, plan) for :func:`executables.build`."""
+    from .decomposed import decomposed_lowering
+
+    record = registry.find(short, overload)
+    random = record is not None and record.rng
+    hidden = [n for n in _HIDDEN_UPDATES.get(short, ()) if isinstance(values.get(n), Window)]
+    returns_new = [r for r in schema.returns if r.alias_info is None or not r.alias_info.is_write]
+    # Results in order: returned new tensors first, then written arguments that are not returned.
+    if returns_new or not schema.returns:
+        targets = [None] * len(results) if returns_new else []
+        targets += [values[n] for n in written if n not in outs] if written else []
+        if not schema.returns:
+            results = results[: len(targets)]
+        elif written:
+            results = results + [_on_meta(values[n]) for n in written if n not in outs]
+        targets += [values[n] for n in hidden]
+        results = results + [_on_meta(values[n]) for n in hidden]
+    else:
+        targets = [values[n] for n in written]
+    specs = [None if r is None else registry.Spec(tuple(r.shape), jdtype(r.dtype)) for r in results]
+    if record is None:
+        lowering = decomposed_lowering(op, values, _on_meta)
+    arguments = {n: v for n, v in values.items() if n not in outs and n != "generator"}
+
+    def function(*arrays):
+        buffers, offsets, numbers, state = inputs.split(arrays, random)
+        lowered = {n: _to_jax(v, inputs, buffers, offsets, numbers) for n, v in arguments.items()}
+        if record is not None:
+            lowered = {n + "_" if keyword.iskeyword(n) else n: v for n, v in lowered.items()}
+            if random:
+                lowered["key"] = random_key(state)
+            produced = registry.call(record, specs, _drop_defaults(record, lowered))
+        else:
+            produced = lowering(lowered, specs)
+        return finish(produced, targets, results, inputs, buffers, offsets)
+
+    plan_outputs = plan(targets, results, inputs)
+    donated_cells = donations(plan_outputs, inputs)
+    present = [cell for cell, spec in sorted(inputs.cells.items()) if spec is not None]
+    donated = [position for position, cell in enumerate(present) if cell in donated_cells]
+    donates = [cell in donated_cells for cell in range(len(inputs.cells))]
+    return function, inputs.specs(random), donated, (plan_outputs, donates, int(random))
+
+
+def _drop_defaults(record, arguments):
+    """Leave out arguments that the lowering does not name, if they have no effect on values."""
+    accepted = _parameters(record.fn)
+    if accepted is None:
+        return arguments
+    ignored = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
+    kept = {}
+    for name, value in arguments.items():
+        if name in accepted:
+            kept[name] = value
+        elif name not in ignored and value is not None:
+            raise NotImplementedError(f"argument {name!r} of {record.name} is not supported on tpu yet (got {value!r})")
+    return kept
+
+
+@functools.cache
+def _parameters(function):
+    import inspect
+
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return set(parameters)
+
+
+def random_key(state):
+    """The threefry key of a random operator: from the generator's seed and the operator's own offset."""
+    import jax
+    import jax.numpy as jnp
+
+    seed, offset = state[0], state[1]
+    words = jnp.stack([(seed >> 32).astype(jnp.uint32), seed.astype(jnp.uint32)])
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    key = jax.random.fold_in(key, offset.astype(jnp.uint32))
+    return jax.random.key_data(jax.random.fold_in(key, (offset >> 32).astype(jnp.uint32)))
+
+
+def plan(targets, results, inputs) -> list[Output]:
+    """Where each result goes and how it is stored."""
+    outputs = []
+    stored = dict(inputs.cells)
+    for target, result in zip(targets, results):
+        if result is None:
+            continue
+        sizes, strides, dtype = tuple(result.shape), tuple(result.stride()), result.dtype
+        if target is None:
+            order = layout.dense_order(sizes, strides)
+            if order is None:
+                strides = torch.empty(sizes, device="meta").stride()
+                order = tuple(range(len(sizes)))
+            shape = tuple(sizes[d] for d in order)
+            outputs.append(Output(-1, dtype, sizes, tuple(strides), dtype, shape))
+            continue
+        if target.whole:
+            spec = (target.dtype, target.sizes)
+        elif stored[target.cell] is None:
+            spec = (target.dtype, (target.nbytes // target.dtype.itemsize,))
+        elif target.stored_dtype == target.dtype or target.numel == 0:
+            spec = stored[target.cell]
+        else:
+            spec = (target.dtype, (target.nbytes // target.dtype.itemsize,))
+            if _count(stored[target.cell][1]) == spec[1][0]:
+                spec = (target.dtype, stored[target.cell][1])
+        stored[target.cell] = spec
+        outputs.append(Output(target.cell, tdtype(target.dtype), sizes, tuple(strides), tdtype(spec[0]), tuple(spec[1])))
+    # A cell that is written twice keeps its last array: the core stores results in order.
+    return outputs
+
+
+def _count(shape) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def donations(outputs, inputs) -> set[int]:
+    """Cells whose old array may be overwritten: those that get a new one of the same shape and dtype."""
+    return {
+        o.cell for o in outputs
+        if o.cell >= 0 and inputs.cells[o.cell] == (jdtype(o.stored_dtype), tuple(o.stored_shape))
+    }  # fmt: skip
+
+
+def finish(produced, targets, results, inputs, buffers, offsets):
+    """Program results from lowered values: new tensors in storage order, written views merged into their base."""
+    finished = []
+    current = dict(buffers)
+    for value, target, result in zip(produced, targets, results):
+        if result is None:
+            continue
+        if target is None:
+            order = layout.dense_order(tuple(result.shape), tuple(result.stride()))
+            finished.append(value if order is None else value.transpose(order))
+            continue
+        value = value.astype(target.dtype) if value.dtype != target.dtype else value
+        moving = None if target.moving is None else offsets[target.moving]
+        current[target.cell] = layout.write(current[target.cell], target, value, moving)
+        finished.append(current[target.cell])
+    return tuple(finished)

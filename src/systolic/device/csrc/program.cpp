@@ -1,0 +1,128 @@
+#include "program.h"
+
+#include "generator.h"
+#include "python_side.h"
+
+#include <deque>
+#include <thread>
+
+namespace py = pybind11;
+
+namespace systolic {
+namespace {
+
+uint64_t launch_count = 0;
+
+// 0-d arrays for numbers seen before: building one costs as much as running a small program.
+struct NumberKey {
+  uint64_t bits[2];
+  int dtype, device;
+  bool operator==(const NumberKey& o) const { return std::memcmp(this, &o, sizeof(*this)) == 0; }
+};
+struct NumberHash {
+  size_t operator()(const NumberKey& k) const {
+    return k.bits[0] * 0x9E3779B97F4A7C15ull ^ (k.bits[1] + (uint64_t(k.dtype) << 8) + uint64_t(k.device));
+  }
+};
+constexpr size_t kMaxNumbers = 8192;
+
+PyObject* number_array(const HostNumber& number, int device) {  // borrowed for the duration of the call
+  static auto* arrays = new std::unordered_map<NumberKey, py::object, NumberHash>;
+  NumberKey key{};
+  key.bits[0] = number.bits[0];
+  key.bits[1] = number.bits[1];
+  key.dtype = static_cast<int>(number.dtype);
+  key.device = device;
+  auto found = arrays->find(key);
+  if (found != arrays->end()) return found->second.ptr();
+  if (arrays->size() >= kMaxNumbers) arrays->clear();
+  auto array = python_call("number_array", py::bytes(reinterpret_cast<const char*>(number.bits), 16),
+                           static_cast<int>(number.dtype), device);
+  return arrays->emplace(key, std::move(array)).first->second.ptr();
+}
+
+void wait_for_readers(const Cell& cell) {
+  if (cell.readers.load() == 0) return;
+  py::gil_scoped_release release;
+  while (cell.readers.load() != 0) std::this_thread::yield();
+}
+
+}  // namespace
+
+uint64_t launches() { return launch_count; }
+
+std::unique_ptr<Entry> parse_entry(const py::object& description) {
+  auto entry = std::make_unique<Entry>();
+  entry->callable = pybind11::object(description.attr("callable")).release().ptr();
+  for (auto flag : description.attr("reads")) entry->reads.push_back(flag.cast<bool>());
+  for (auto flag : description.attr("donates")) entry->donates.push_back(flag.cast<bool>());
+  entry->random_offsets = description.attr("random_offsets").cast<int>();
+  for (auto item : description.attr("outputs")) {
+    OutputPlan plan;
+    plan.cell = item.attr("cell").cast<int>();
+    plan.dtype = reinterpret_cast<THPDtype*>(py::object(item.attr("dtype")).ptr())->scalar_type;
+    plan.sizes = item.attr("sizes").cast<std::vector<int64_t>>();
+    plan.strides = item.attr("strides").cast<std::vector<int64_t>>();
+    auto stored_dtype = reinterpret_cast<THPDtype*>(py::object(item.attr("stored_dtype")).ptr())->scalar_type;
+    plan.spec = intern_spec(stored_dtype, item.attr("stored_shape").cast<std::vector<int64_t>>());
+    entry->outputs.push_back(std::move(plan));
+  }
+  return entry;
+}
+
+void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created) {
+  const int device = call.device < 0 ? current_device() : call.device;
+  c10::SmallVector<PyObject*, 64> arguments;
+  arguments.push_back(nullptr);  // room that vectorcall may use
+  // Scalars that are not cached by value must live until the call returns.
+  c10::SmallVector<py::object, 4> keep;
+  for (size_t i = 0; i < call.cells.size(); ++i) {
+    if (!entry.reads[i]) continue;
+    if (entry.donates[i]) wait_for_readers(*call.cells[i]);
+    arguments.push_back(call.cells[i]->array);
+  }
+  for (const int64_t offset : call.offsets) {
+    HostNumber number{at::kLong, {0, 0}};
+    std::memcpy(number.bits, &offset, sizeof offset);
+    keep.push_back(py::reinterpret_borrow<py::object>(number_array(number, device)));
+    arguments.push_back(keep.back().ptr());
+  }
+  for (const auto& number : call.numbers) {
+    keep.push_back(py::reinterpret_borrow<py::object>(number_array(number, device)));
+    arguments.push_back(keep.back().ptr());
+  }
+  if (entry.random_offsets > 0) {
+    auto generator = call.generator.has_value() && call.generator->defined() ? *call.generator
+                                                                             : default_generator(device);
+    auto* state = at::check_generator<Generator>(generator);
+    std::lock_guard<std::mutex> lock(state->mutex_);
+    const uint64_t first = state->take(entry.random_offsets);
+    keep.push_back(python_call("random_state", state->current_seed(), first, device));
+    arguments.push_back(keep.back().ptr());
+  }
+  PyObject* raw = PyObject_Vectorcall(entry.callable, arguments.data() + 1,
+                                      (arguments.size() - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  if (!raw) throw py::error_already_set();
+  ++launch_count;
+  auto results = py::reinterpret_steal<py::object>(raw);
+  TORCH_INTERNAL_ASSERT(PyTuple_CheckExact(raw) && PyTuple_GET_SIZE(raw) == Py_ssize_t(entry.outputs.size()));
+  for (size_t i = 0; i < entry.outputs.size(); ++i) {
+    const auto& plan = entry.outputs[i];
+    PyObject* array = PyTuple_GET_ITEM(raw, i);
+    Py_INCREF(array);
+    if (plan.cell >= 0) {
+      set_array(*call.cells[plan.cell], array, plan.spec);
+    } else {
+      auto tensor = new_tensor(plan.dtype, plan.sizes, plan.strides, static_cast<c10::DeviceIndex>(device));
+      set_array(cell_of(tensor), array, plan.spec);
+      created.push_back(std::move(tensor));
+    }
+  }
+  if (!entry.outputs.empty()) {
+    // Every result of one program becomes ready together: one is enough to wait for.
+    static auto* note = new py::object(python_function("note_launch"));
+    (*note)(py::handle(PyTuple_GET_ITEM(raw, 0)), device);
+  }
+}
+
+}  // namespace systolic

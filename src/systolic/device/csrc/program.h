@@ -1,0 +1,38 @@
+// Compiled programs: looking one up by key, running it, storing its results.
+#pragma once
+#include "gather.h"
+
+#include <memory>
+#include <unordered_map>
+
+namespace systolic {
+
+struct OutputPlan {
+  int cell = -1;  // >= 0: the result replaces this cell's array; -1: a new tensor
+  SpecId spec = kUnset;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes, strides;
+};
+
+// What systolic.device.build.build_entry returns for one key.
+struct Entry {
+  PyObject* callable = nullptr;
+  std::vector<uint8_t> reads;    // per unique cell: is its array an input of the program?
+  std::vector<uint8_t> donates;  // per unique cell: may the program overwrite the array?
+  std::vector<OutputPlan> outputs;
+  int random_offsets = 0;
+};
+
+// Programs of one operator or one compiled graph, by key.
+struct ProgramCache {
+  std::unordered_map<std::string, std::unique_ptr<Entry>> entries;
+};
+
+std::unique_ptr<Entry> parse_entry(const pybind11::object& description);
+
+// Run: results that are new tensors are appended to `created` in order. Needs the GIL.
+void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created);
+
+uint64_t launches();  // programs started by this process
+
+}  // namespace systolic

@@ -1,0 +1,67 @@
+#include "python_side.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <atomic>
+
+namespace systolic {
+namespace {
+thread_local c10::DeviceIndex tls_device = 0;
+std::atomic<bool> initialized{false};
+std::atomic<int> cached_count{-1};
+}  // namespace
+
+pybind11::object python_function(const char* name) {
+  // Leaked on purpose: it must outlive static destruction.
+  static auto* runtime = new pybind11::object(pybind11::module_::import("systolic.device.runtime"));
+  return runtime->attr(name);
+}
+
+void rethrow_python(pybind11::error_already_set& error) {
+  error.restore();
+  python_error out;
+  out.persist();
+  throw out;
+}
+
+bool interpreter_is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
+c10::DeviceIndex current_device() { return tls_device; }
+
+c10::DeviceIndex exchange_device(c10::DeviceIndex device) {
+  const auto previous = tls_device;
+  if (device >= 0) tls_device = device;
+  return previous;
+}
+
+c10::DeviceIndex device_count() noexcept {
+  int count = cached_count;
+  if (count >= 0) return static_cast<c10::DeviceIndex>(count);
+  try {
+    pybind11::gil_scoped_acquire gil;
+    count = python_call("device_count").cast<int>();
+  } catch (...) {
+    return 0;
+  }
+  cached_count = count;
+  return static_cast<c10::DeviceIndex>(count);
+}
+
+void ensure_initialized() {
+  if (initialized.load(std::memory_order_acquire)) return;
+  pybind11::gil_scoped_acquire gil;
+  try {
+    python_call("initialize");
+  } catch (pybind11::error_already_set& error) {
+    rethrow_python(error);
+  }
+  initialized.store(true, std::memory_order_release);
+}
+
+}  // namespace systolic

@@ -1,0 +1,226 @@
+"""``torch.tpu``: the device module, named after ``torch.accelerator`` and ``torch.cuda``."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+from . import _C
+
+__systolic__ = True
+
+Stream = torch.Stream
+Event = torch.Event
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """Name, platform ("tpu" or "cpu") and total memory in bytes of one device."""
+
+    name: str
+    platform: str
+    total_memory: int
+
+
+def is_available() -> bool:
+    """True: with no TPU attached the device is XLA on the CPU (see :func:`get_device_name`)."""
+    return True
+
+
+def is_initialized() -> bool:
+    """True once the XLA client was started."""
+    from . import runtime
+
+    return runtime._initialized
+
+
+def init() -> None:
+    """Start the XLA client now instead of at the first tensor."""
+    _C.ensure_initialized()
+
+
+def device_count() -> int:
+    """Number of ``tpu`` devices of this process."""
+    from .client import device_count as count
+
+    return count()
+
+
+def current_device() -> int:
+    """Index of the current device of this thread."""
+    return _C.current_device()
+
+
+def _index(device) -> int:
+    if device is None:
+        return _C.current_device()
+    if isinstance(device, int):
+        index = device
+    else:
+        device = torch.device(device)
+        if device.type != "tpu":
+            raise ValueError(f"expected a tpu device, got {device}; use 'tpu' or 'tpu:N'")
+        index = _C.current_device() if device.index is None else device.index
+    if not 0 <= index < device_count():
+        raise RuntimeError(
+            f"tpu:{index} does not exist: this process has {device_count()} tpu device(s). On a machine without a "
+            "TPU, XLA_FLAGS=--xla_force_host_platform_device_count=N gives N."
+        )
+    return index
+
+
+def set_device(device) -> None:
+    """Make ``device`` (int, str or torch.device) the current one of this thread."""
+    _C.exchange_device(_index(device))
+
+
+@contextlib.contextmanager
+def device(device):
+    """Make ``device`` the current one inside the block."""
+    previous = _C.exchange_device(_index(device))
+    try:
+        yield
+    finally:
+        _C.exchange_device(previous)
+
+
+def get_device_name(device=None) -> str:
+    """Device kind, such as "TPU v6 lite"; "XLA on the CPU" when no TPU is attached."""
+    from .client import kind
+
+    _index(device)
+    return kind()
+
+
+def get_device_properties(device=None) -> DeviceProperties:
+    """Name, platform and memory of a device."""
+    from . import client
+
+    index = _index(device)
+    return DeviceProperties(client.kind(), client.devices()[index].platform, client.memory_info(index)[1])
+
+
+def get_device_capability(device=None) -> None:
+    """None: TPUs have no CUDA-like capability number."""
+    _index(device)
+
+
+def is_bf16_supported() -> bool:
+    """True on every platform (slow for small batches on XLA:CPU)."""
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Dtypes that ``torch.autocast("tpu")`` accepts."""
+    return [torch.bfloat16, torch.float16]
+
+
+def synchronize(device=None) -> None:
+    """Wait until all work launched on a device has finished."""
+    from .launches import synchronize_device
+
+    synchronize_device(_index(device))
+
+
+def current_stream(device=None) -> torch.Stream:
+    """The current stream of a device."""
+    return torch.accelerator.current_stream(_index(device))
+
+
+def default_stream(device=None) -> torch.Stream:
+    """Stream 0 of a device."""
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=20)
+
+
+def set_stream(stream) -> None:
+    """Make a stream the current one of its device."""
+    torch.accelerator.set_stream(stream)
+
+
+def stream(stream):
+    """Context manager that makes ``stream`` current; None changes nothing."""
+    return contextlib.nullcontext() if stream is None else stream
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the default generator of the current device."""
+    _C.default_generator(_C.current_device()).manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed the default generators of all devices."""
+    for index in range(64 if not is_initialized() else device_count()):
+        _C.default_generator(index).manual_seed(int(seed))
+
+
+def seed() -> None:
+    """Seed the current device's generator from the operating system."""
+    _C.default_generator(_C.current_device()).seed()
+
+
+def initial_seed() -> int:
+    """Seed of the current device's default generator."""
+    return _C.default_generator(_C.current_device()).initial_seed()
+
+
+def get_rng_state(device=None) -> torch.Tensor:
+    """State of a default generator: CPU uint8 tensor of 16 bytes (seed, offset)."""
+    return _C.default_generator(_index(device)).get_state()
+
+
+def set_rng_state(state: torch.Tensor, device=None) -> None:
+    """Restore what :func:`get_rng_state` returned."""
+    _C.default_generator(_index(device)).set_state(state)
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def empty_cache() -> None:
+    """Nothing to release: buffers are freed when their tensors die."""
+
+
+def memory_stats(device=None) -> dict:
+    """torch.accelerator.memory_stats of a device."""
+    return torch.accelerator.memory_stats(_index(device))
+
+
+def memory_allocated(device=None) -> int:
+    """Bytes in live storages."""
+    return torch.accelerator.memory_allocated(_index(device))
+
+
+def max_memory_allocated(device=None) -> int:
+    """Largest number of bytes in live storages since the last reset."""
+    return torch.accelerator.max_memory_allocated(_index(device))
+
+
+memory_reserved = memory_allocated
+max_memory_reserved = max_memory_allocated
+
+
+def reset_peak_memory_stats(device=None) -> None:
+    """Start a new peak measurement."""
+    torch.accelerator.reset_peak_memory_stats(_index(device))
+
+
+def mem_get_info(device=None) -> tuple[int, int]:
+    """(free, total) bytes of a device."""
+    from .client import memory_info
+
+    return memory_info(_index(device))
+
+
+def fallbacks() -> dict[str, int]:
+    """Operators that ran on the CPU because they are not lowered, with the number of calls."""
+    return dict(_C.fallback_counts())
+
+
+def compilations() -> int:
+    """Programs compiled by this process (programs loaded from disk do not count)."""
+    from ..compile.executables import statistics
+
+    return statistics.compilations

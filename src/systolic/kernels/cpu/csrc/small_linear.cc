@@ -1,0 +1,114 @@
+// XLA custom call: y = x W^T + b for a few rows of x, at the speed of reading W.
+
+#include <algorithm>
+
+#include "parallel.h"
+
+namespace systolic {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int kWeightRows = 4;
+constexpr int kInputRows = kLanes >= 16 ? 6 : 3;  // 4 x 6 accumulators fit 32 registers, 4 x 3 fit 16
+constexpr int64_t kTaskRows = 64;                 // rows of W of one task
+
+SYSTOLIC_INLINE Vec LoadPart(const float* p, int64_t count) {
+  Vec v = Vec{};
+  std::memcpy(&v, p, count * sizeof(float));
+  return v;
+}
+
+// y[m, n..n+3] for kRows rows of x. Each output has one accumulator of kLanes partial sums that runs
+// over k in rising order, so its bits do not depend on the other rows.
+template <int kRows>
+inline __attribute__((noinline)) void Dot(const float* x, const float* const* w, int64_t depth,
+                                          const float* bias, int columns, float* y, int64_t y_stride) {
+  Vec sum[kRows][kWeightRows];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kWeightRows; ++n) sum[m][n] = Vec{};
+  }
+  const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+  int64_t k = 0;
+  for (; k + kLanes <= depth; k += kLanes) {
+    const Vec a0 = Load(w0 + k), a1 = Load(w1 + k), a2 = Load(w2 + k), a3 = Load(w3 + k);
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+      const Vec b = Load(x + m * depth + k);
+      sum[m][0] += a0 * b;
+      sum[m][1] += a1 * b;
+      sum[m][2] += a2 * b;
+      sum[m][3] += a3 * b;
+    }
+  }
+  if (const int64_t rest = depth - k; rest > 0) {
+    const Vec a0 = LoadPart(w0 + k, rest), a1 = LoadPart(w1 + k, rest);
+    const Vec a2 = LoadPart(w2 + k, rest), a3 = LoadPart(w3 + k, rest);
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+      const Vec b = LoadPart(x + m * depth + k, rest);
+      sum[m][0] += a0 * b;
+      sum[m][1] += a1 * b;
+      sum[m][2] += a2 * b;
+      sum[m][3] += a3 * b;
+    }
+  }
+  Quad add = Quad{};
+  if (bias != nullptr) std::memcpy(&add, bias, columns * sizeof(float));
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+    Quad result = HorizontalSum4(sum[m][0], sum[m][1], sum[m][2], sum[m][3]) + add;
+    std::memcpy(y + m * y_stride, &result, columns * sizeof(float));
+  }
+}
+
+void DotRows(int64_t rows, const float* x, const float* const* w, int64_t depth, const float* bias,
+             int columns, float* y, int64_t y_stride) {
+  switch (rows) {
+    case 1: return Dot<1>(x, w, depth, bias, columns, y, y_stride);
+    case 2: return Dot<2>(x, w, depth, bias, columns, y, y_stride);
+    case 3: return Dot<3>(x, w, depth, bias, columns, y, y_stride);
+    case 4: return Dot<4>(x, w, depth, bias, columns, y, y_stride);
+    case 5: return Dot<5>(x, w, depth, bias, columns, y, y_stride);
+    default: return Dot<6>(x, w, depth, bias, columns, y, y_stride);
+  }
+}
+
+// Rows [first, end) of W, all rows of x.
+void LinearTask(const float* weights, const float* input, const float* add, float* output, int64_t rows,
+                int64_t width, int64_t depth, int64_t first, int64_t end) {
+  for (int64_t m = 0; m < rows; m += kInputRows) {
+    for (int64_t n = first; n < end; n += kWeightRows) {
+      const int columns = static_cast<int>(std::min<int64_t>(kWeightRows, end - n));
+      const float* panel[kWeightRows];
+      for (int i = 0; i < kWeightRows; ++i) panel[i] = weights + std::min(n + i, end - 1) * depth;
+      DotRows(std::min<int64_t>(kInputRows, rows - m), input + m * depth, panel, depth,
+              add ? add + n : nullptr, columns, output + m * width + n, width);
+    }
+  }
+}
+
+ffi::Error SmallLinear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
+                       ffi::Buffer<ffi::F32> bias, ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t rows = x.dimensions()[0], depth = x.dimensions()[1], width = w.dimensions()[0];
+  const float* add = bias.element_count() > 0 ? bias.typed_data() : nullptr;
+  ParallelFor(pool, (width + kTaskRows - 1) / kTaskRows, [&](int64_t task) {
+    LinearTask(w.typed_data(), x.typed_data(), add, y->typed_data(), rows, width, depth, task * kTaskRows,
+               std::min(width, (task + 1) * kTaskRows));
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SystolicSmallLinear, SmallLinear,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // x
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // bias or empty
+                                  .Ret<ffi::Buffer<ffi::F32>>());  // y
+
+}  // namespace systolic

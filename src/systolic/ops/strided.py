@@ -1,0 +1,125 @@
+"""Read and write a strided window of a flat buffer.
+
+A window is PyTorch's (size, stride, offset) in elements.  Where the strides nest (each one a
+multiple of the next smaller one, with no overlap) the flat buffer is reshaped to a grid and the
+window is a box of it: slices, reshapes and transposes that XLA fuses and updates in place.
+Every other pattern becomes a gather or scatter with a computed flat index.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import jax.numpy as jnp
+from jax import lax
+
+
+class _Box(NamedTuple):
+    """A window as a box of a grid laid over the buffer."""
+
+    order: tuple[int, ...]  # window dimensions, largest stride first
+    grid: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    padded: int  # elements that the grid covers
+
+
+def _box(length: int, size: Sequence[int], stride: Sequence[int], offset: int) -> _Box | None:
+    order = sorted((d for d in range(len(size)) if size[d] != 1), key=lambda d: -stride[d])
+    grid, start, extent = [], [], []
+    room, position, padded = length, offset, length
+    for level, d in enumerate(order):
+        step = stride[d]
+        if step == 0:
+            return None
+        if room % step:
+            if level:
+                return None
+            room = padded = max(room // step, position // step + size[d]) * step
+        grid.append(room // step)
+        start.append(position // step)
+        extent.append(size[d])
+        if start[-1] + size[d] > grid[-1]:
+            return None
+        room, position = step, position % step
+    grid.append(room)
+    start.append(position)
+    extent.append(1)
+    return _Box(tuple(order), tuple(grid), tuple(start), tuple(extent), padded)
+
+
+def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """True when (size, stride) is row-major without gaps."""
+    expected = 1
+    for n, s in zip(reversed(size), reversed(stride)):
+        if n != 1 and s != expected:
+            return False
+        expected *= n
+    return True
+
+
+def flat_index(size: Sequence[int], stride: Sequence[int], offset: int):
+    """int64 array of shape ``size``: the flat position of each window element."""
+    index = jnp.full((), offset, jnp.int64)
+    for d, (n, s) in enumerate(zip(size, stride)):
+        index = index + jnp.expand_dims(jnp.arange(n, dtype=jnp.int64) * s, tuple(range(1, len(size) - d)))
+    return jnp.broadcast_to(index, tuple(size))
+
+
+def _resized(flat, length: int):
+    if length <= flat.shape[0]:
+        return flat[:length]
+    return jnp.pad(flat, (0, length - flat.shape[0]))
+
+
+def read(flat, size: Sequence[int], stride: Sequence[int], offset: int = 0):
+    """The window of 1-d ``flat`` as an array of shape ``size``."""
+    size, stride = tuple(size), tuple(stride)
+    count = 1
+    for n in size:
+        count *= n
+    if count == 0:
+        return jnp.zeros(size, flat.dtype)
+    if is_contiguous(size, stride):
+        return lax.slice(flat, (offset,), (offset + count,)).reshape(size)
+    kept = tuple(1 if s == 0 else n for n, s in zip(size, stride))
+    box = _box(flat.shape[0], kept, stride, offset)
+    if box is None:
+        return flat[flat_index(size, stride, offset)]
+    grid = _resized(flat, box.padded).reshape(box.grid)
+    part = lax.slice(grid, box.start, tuple(a + n for a, n in zip(box.start, box.extent)))
+    part = part.reshape(tuple(kept[d] for d in box.order))
+    part = jnp.transpose(part, _inverse(box.order))
+    return jnp.broadcast_to(part.reshape(kept), size)
+
+
+def write(flat, value, size: Sequence[int], stride: Sequence[int], offset: int = 0):
+    """``flat`` with the window replaced by ``value`` (broadcast to ``size``, cast to its dtype)."""
+    size, stride = tuple(size), tuple(stride)
+    value = jnp.broadcast_to(value.astype(flat.dtype), size)
+    if value.size == 0:
+        return flat
+    if is_contiguous(size, stride):
+        return lax.dynamic_update_slice(flat, value.reshape(-1), (offset,))
+    box = _box(flat.shape[0], size, stride, offset)
+    if box is None:
+        return flat.at[flat_index(size, stride, offset)].set(value)
+    length = flat.shape[0]
+    grid = _resized(flat, box.padded)
+    part = value.reshape(tuple(size[d] for d in range(len(size)) if size[d] != 1))
+    part = jnp.transpose(part, _ranks(box.order)).reshape(box.extent)
+    done = lax.dynamic_update_slice(grid.reshape(box.grid), part, box.start).reshape(-1)
+    if box.padded < length:
+        return lax.dynamic_update_slice(flat, done, (0,))
+    return done[:length]
+
+
+def _ranks(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimension numbers of ``order`` counted among the dimensions in it."""
+    kept = sorted(order)
+    return tuple(kept.index(d) for d in order)
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    ranks = _ranks(order)
+    return tuple(sorted(range(len(ranks)), key=lambda i: ranks[i]))

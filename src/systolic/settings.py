@@ -1,0 +1,168 @@
+"""Every setting of Systolic, in one registry: the fields of `Settings`.
+
+A value comes from, later ones winning: the default, an environment variable (only where the field names
+one), and `apply()`, which the vLLM plugin calls with `--additional-config '{"systolic": {...}}'`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+PREFIX = "SYSTOLIC_"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
+
+
+class SettingError(ValueError):
+    """A setting has an unknown name or a value that it cannot take."""
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError("give the path of a folder")
+    return Path(value).expanduser().absolute()
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.lower() if isinstance(value, str) else ""
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError("give true or false")
+    return word in TRUE_WORDS
+
+
+def _log_level(value: Any) -> str:
+    if not isinstance(value, str) or value.upper() not in LOG_LEVELS:
+        raise ValueError(f"give one of {', '.join(LOG_LEVELS)}")
+    return value.upper()
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _path(base) / "systolic"
+
+
+def _setting(parse: Callable[[Any], Any], help: str, env: str | None = None, **kwargs: Any) -> Any:
+    return field(metadata={"parse": parse, "help": help, "env": env}, **kwargs)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values in force. Frozen: `current()` gives a new object after a change."""
+
+    cache_dir: Path = _setting(
+        _path,
+        "folder for converted models and compiled programs",
+        env="SYSTOLIC_CACHE_DIR",
+        default_factory=_default_cache_dir,
+    )
+    log_level: str = _setting(
+        _log_level,
+        "least severe message shown; DEBUG also shows the traceback of a failed start",
+        env="SYSTOLIC_LOG_LEVEL",
+        default="INFO",
+    )
+    program_cache: bool = _setting(
+        _flag,
+        "keep compiled programs in cache_dir so that the next process need not compile them",
+        default=True,
+    )
+
+    @property
+    def models_dir(self) -> Path:
+        """Folder of converted models."""
+        return self.cache_dir / "models"
+
+    @property
+    def programs_dir(self) -> Path:
+        """Folder of compiled programs."""
+        return self.cache_dir / "programs"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of `systolic config`: a setting's name, type name, value, where it came from, and meaning."""
+
+    name: str
+    type: str
+    value: Any
+    source: str
+    env: str | None
+    help: str
+
+
+_applied: dict[str, tuple[Any, str]] = {}
+
+
+def _field(name: str) -> dataclasses.Field:
+    fields = {item.name: item for item in dataclasses.fields(Settings)}
+    if name in fields:
+        return fields[name]
+    near = difflib.get_close_matches(name, fields, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(fields)}"
+    raise SettingError(f"unknown setting {name!r}: {hint}")
+
+
+def _parse(item: dataclasses.Field, value: Any, source: str) -> Any:
+    try:
+        return item.metadata["parse"](value)
+    except ValueError as error:
+        raise SettingError(f"{source}: {item.name}={value!r} is not valid: {error}") from None
+
+
+def _resolve(item: dataclasses.Field) -> tuple[Any, str]:
+    if item.name in _applied:
+        return _applied[item.name]
+    env = item.metadata["env"]
+    if env and os.environ.get(env):
+        return _parse(item, os.environ[env], f"environment variable {env}"), f"environment variable {env}"
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory(), "default"
+    return item.default, "default"
+
+
+def current() -> Settings:
+    """The settings in force now. Raises `SettingError` when an environment variable has an invalid value."""
+    return Settings(**{item.name: _resolve(item)[0] for item in dataclasses.fields(Settings)})
+
+
+def apply(values: Mapping[str, Any], source: str) -> Settings:
+    """Set `values` (setting name to value) over the environment, and return the settings in force.
+
+    `source` says where they come from, for `systolic config` and for errors. All of them are checked
+    first: on `SettingError` (unknown name, invalid value) nothing has changed.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingError(f"{source}: expected an object of settings, got {values!r}")
+    parsed = {name: (_parse(_field(name), value, source), source) for name, value in values.items()}
+    _applied.update(parsed)
+    return current()
+
+
+def reset() -> None:
+    """Forget what `apply` set."""
+    _applied.clear()
+
+
+def entries() -> list[Entry]:
+    """Every setting with its type, value, source and explanation, in the order of the registry."""
+    result = []
+    for item in dataclasses.fields(Settings):
+        value, source = _resolve(item)
+        result.append(
+            Entry(item.name, str(item.type), value, source, item.metadata["env"], item.metadata["help"])
+        )
+    return result
+
+
+def unknown_environment() -> list[str]:
+    """Names of `SYSTOLIC_*` environment variables that no setting reads: probably typing slips."""
+    known = {item.metadata["env"] for item in dataclasses.fields(Settings)}
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
