@@ -6,6 +6,7 @@ core is compiled against the very torch that will load it.
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 # An earlier install registers the `tpu` device: while it is being rebuilt, torch must not load it.
@@ -14,11 +15,11 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 from setuptools import setup  # noqa: E402
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 CORE_SOURCES = "src/systolic/device/csrc/*.cpp"
 CPU_KERNELS = Path("src/systolic/kernels/cpu")
 # torch 2.13's headers need C++20.
-COMPILE_ARGS = ["-O2", "-std=c++20"]
+COMPILE_ARGS = ["-O2", "-g0", "-std=c++20"]
 
 
 def core_extension() -> CppExtension:
@@ -31,6 +32,11 @@ def core_extension() -> CppExtension:
 
 class Build(BuildExtension):
     """Builds the extension, then the CPU kernels, which are a plain shared library with its own script."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # pip's own folder is a new one each time; in this one ninja compiles only what changed.
+        self.build_temp = str(ROOT / "build" / f"temp-{sys.implementation.cache_tag}")
 
     def run(self) -> None:
         super().run()

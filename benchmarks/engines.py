@@ -125,7 +125,12 @@ class Server:
         self.resume()
         if self.process.poll() is None:
             self.process.terminate()
-        _, alive = psutil.wait_procs(tree, timeout=grace)
+        try:
+            self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            pass
+        # Children that outlive the first process get a moment only.
+        _, alive = psutil.wait_procs(tree, timeout=2)
         for process in alive:
             try:
                 process.kill()

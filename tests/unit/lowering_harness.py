@@ -50,7 +50,9 @@ class Call:
 
     def record(self):
         """The lowering of this call, or None."""
-        return registry.find(self.op._schema.name.split("::")[1], self.op._overloadname.replace("default", ""))
+        return registry.find(
+            self.op._schema.name.split("::")[1], self.op._overloadname.replace("default", "")
+        )
 
 
 def _show(value) -> str:
@@ -128,7 +130,11 @@ def specs(call: Call, reference: list) -> list:
     """Specs of the results from torch's meta kernels, or from ``reference`` where there are none."""
 
     def to_meta(x):
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x
+        return (
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+            if isinstance(x, torch.Tensor)
+            else x
+        )
 
     try:
         kwargs = {k: v for k, v in call.kwargs.items() if k != "device"}
@@ -144,9 +150,12 @@ def _is_scalar(argument: torch.Argument, value) -> bool:
     """Numbers that may be run-time values: schema type Scalar, or a number in a tensor's place."""
     if not isinstance(value, (bool, int, float, complex)):
         return False
-    return str(argument.type) in ("number", "Optional[number]", "Tensor", "Optional[Tensor]") or "Scalar" in str(
-        argument.real_type
-    )
+    return str(argument.type) in (
+        "number",
+        "Optional[number]",
+        "Tensor",
+        "Optional[Tensor]",
+    ) or "Scalar" in str(argument.real_type)
 
 
 def _program(call: Call, result_specs: list, runtime_scalars: bool):
@@ -196,7 +205,9 @@ def _variants(call: Call) -> list[bool]:
 def _positions_are_free(call: Call) -> bool:
     """Whether PyTorch leaves open which of several equal values an index names."""
     base = registry.base_name(call.op._schema.name.split("::")[1])
-    return base in ("topk", "kthvalue", "median", "nanmedian") or (base == "sort" and not call.kwargs.get("stable"))
+    return base in ("topk", "kthvalue", "median", "nanmedian") or (
+        base == "sort" and not call.kwargs.get("stable")
+    )
 
 
 def _compare_positions(call: Call, positions, values) -> None:
@@ -221,7 +232,9 @@ def _compare(call: Call, reference: list, results: list, rtol, atol) -> None:
             continue
         got = to_torch(got)
         assert got.dtype == want.dtype, f"result {index}: dtype {got.dtype} instead of {want.dtype}"
-        assert got.shape == want.shape, f"result {index}: shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+        assert got.shape == want.shape, (
+            f"result {index}: shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+        )
         if call.record().rng:
             continue
         if index == 1 and _positions_are_free(call):

@@ -20,6 +20,7 @@ from ..device.layout import Window
 from ..ops import registry
 from . import executables
 from .interpreter import Sizes, run
+from .passes import keep_weights_as_stored
 
 _numbers = itertools.count()
 
@@ -66,8 +67,11 @@ def graph_is_on_tpu(gm: GraphModule, example_inputs) -> bool:
 def compile_graph(gm: GraphModule, example_inputs):
     """A callable for one ATen graph; executables are made at its first call with each signature."""
     graph = CompiledGraph(gm)
-    call = graph.call
-    call._boxed_call = True
+
+    def call(args):
+        return graph.call(args)
+
+    call._boxed_call = True  # AOTAutograd: `args` is a list that we may empty
     return call
 
 
@@ -81,6 +85,7 @@ class CompiledGraph:
         self.name = name or f"graph{next(_numbers)}"
         self.module = gm
         self.graph = gm.graph
+        keep_weights_as_stored(self.graph)
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.mutations = self._take_mutations()  # placeholder position -> node with its new value
         output = next(n for n in self.graph.nodes if n.op == "output")

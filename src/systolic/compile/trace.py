@@ -47,7 +47,7 @@ def trace(function, examples: list, dynamic: dict[int, dict[int, int]], name: st
         return [result] if isinstance(result, torch.Tensor) else list(result)
 
     with mode, torch.no_grad():
-        functional = torch.func.functionalize(flat, remove="mutations_and_views")
+        functional = torch.func.functionalize(flat, remove="mutations")
         graph = make_fx(functional, decomposition_table=graph_table(), _allow_non_fake_inputs=True)(*fakes)
     graph.graph.eliminate_dead_code()
     return CompiledGraph(graph, name)

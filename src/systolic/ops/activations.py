@@ -114,7 +114,7 @@ def hardswish(self):
 @lower("hardswish_backward")
 def hardswish_backward(grad_output, self):
     grad, x = _wide(grad_output, self)
-    middle = jnp.where(x <= 3, grad * (x / 3 + 0.5), grad)
+    middle = jnp.where(x < 3, grad * (x / 3 + 0.5), grad)
     return jnp.where(x <= -3, jnp.zeros_like(grad), middle)
 
 

@@ -125,7 +125,8 @@ def _index_add(self, dim, index, source, alpha=1):
     source = cast(source, self.dtype)
     source = source.reshape(x.shape[:dim] + (index.shape[0],) + x.shape[dim + 1 :])
     if self.dtype == jnp.bool_:
-        done = x.at[at_dim(dim, write_positions(index, x.shape[dim]))].max(source, mode="drop")
+        scaled = source & cast(alpha, self.dtype)
+        done = x.at[at_dim(dim, write_positions(index, x.shape[dim]))].max(scaled, mode="drop")
     else:
         scaled = source * cast(alpha, self.dtype)
         done = x.at[at_dim(dim, write_positions(index, x.shape[dim]))].add(scaled, mode="drop")

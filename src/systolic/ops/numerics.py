@@ -36,7 +36,9 @@ def jdtype(dtype: torch.dtype) -> np.dtype:
     try:
         return _TORCH_TO_NUMPY[dtype]
     except KeyError:
-        raise TypeError(f"dtype {dtype} has no XLA equivalent; supported: {sorted(map(str, _TORCH_TO_NUMPY))}") from None
+        raise TypeError(
+            f"dtype {dtype} has no XLA equivalent; supported: {sorted(map(str, _TORCH_TO_NUMPY))}"
+        ) from None
 
 
 def tdtype(dtype) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Operators that order values: sort, topk, kthvalue, median and mode.
 
-NaN counts as the largest value.  Where PyTorch leaves the index among equal values open, the
-lowest index is given.
+NaN counts as the largest value.  Where PyTorch leaves the index among equal values open, equal
+values keep the order of their indices: topk names the lowest ones, kthvalue and median the index
+that a stable sort puts at their position.
 """
 
 from __future__ import annotations
@@ -30,12 +31,40 @@ def _index_dtype(size: int) -> np.dtype:
     return np.dtype(np.int32 if size < 2**31 else np.int64)
 
 
+def _sort_pairs(x):
+    """Stable sort of (value, position) pairs."""
+    positions = lax.broadcasted_iota(_index_dtype(x.shape[-1]), x.shape, x.ndim - 1)
+    return lax.sort((x, positions), dimension=x.ndim - 1, is_stable=True, num_keys=1)
+
+
+def _sort_packed(x):
+    """The same for types of at most 32 bits: value and position in one integer of 64 bits.
+
+    XLA:CPU sorts one integer operand about four times as fast as pairs of a float and an index.
+    """
+    if is_float(x):
+        # On the bits, not the floats: XLA:CPU compares subnormal floats as zeros.
+        bits = lax.bitcast_convert_type(x.astype(np.float32), np.int32)
+        magnitude = bits & np.int32(0x7FFFFFFF)
+        bits = jnp.where((magnitude == 0) | (magnitude > 0x7F800000), magnitude, bits)
+        # Flipping the magnitude bits of negative floats makes their order that of integers.
+        key = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)
+    else:
+        key = x.astype(np.int64) - (2**31 if x.dtype == np.uint32 else 0)
+    positions = lax.broadcasted_iota(np.int64, x.shape, x.ndim - 1)
+    ordered = lax.sort((key << 32) | positions, dimension=x.ndim - 1, is_stable=False)
+    order = (ordered & 0xFFFFFFFF).astype(_index_dtype(x.shape[-1]))
+    return jnp.take_along_axis(x, order, axis=-1, mode="promise_in_bounds"), order
+
+
 def _sort_rows(x):
     """Values and positions of the last dimension in ascending stable order, NaN last."""
-    positions = lax.broadcasted_iota(_index_dtype(x.shape[-1]), x.shape, x.ndim - 1)
     key = x.astype(np.uint8) if x.dtype == np.bool_ else x
-    _, values, order = lax.sort((key, x, positions), dimension=x.ndim - 1, is_stable=True, num_keys=1)
-    return values, order
+    if x.dtype.itemsize > 4 or x.shape[-1] >= 2**31:
+        values, order = _sort_pairs(key)
+    else:  # accelerators have no 64-bit integer units
+        values, order = lax.platform_dependent(key, cpu=_sort_packed, default=_sort_pairs)
+    return values.astype(x.dtype), order
 
 
 @lower("sort")

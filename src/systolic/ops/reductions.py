@@ -200,7 +200,9 @@ def vector_norm(self, ord=2, dim=None, keepdim=False, dtype=None):
         return _shaped(jnp.sum(x != 0, axis=dims))
     if ord in (math.inf, -math.inf):
         # The norm over no elements is 0 for +inf; torch refuses -inf there before it comes here.
-        return _shaped(jnp.max(x, axis=dims, initial=0) if ord > 0 else jnp.min(x, axis=dims, initial=math.inf))
+        return _shaped(
+            jnp.max(x, axis=dims, initial=0) if ord > 0 else jnp.min(x, axis=dims, initial=math.inf)
+        )
     total = _power_sum(x, ord, dims)
     if ord == 1:
         return _shaped(total)

@@ -138,8 +138,7 @@ inline void LoadKeys(const AttentionCall& call, const RowBlock& block, int64_t t
     int64_t offset = key % call.block_size;
     int64_t count = std::min(end - key, call.block_size - offset);
     const float* page = call.Page(pages[key / call.block_size], 0, block.kv_head);
-    int64_t j = 0;
-    for (; j < count; ) {
+    for (int64_t j = 0; j < count;) {
       int64_t column = key + j - tile;
       const float* row = page + (offset + j) * call.dim;
       int64_t d = 0;

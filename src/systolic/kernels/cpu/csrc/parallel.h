@@ -1,6 +1,7 @@
 // Loops on XLA's own intra-op thread pool.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -49,7 +50,7 @@ void ParallelFor(xla::ffi::ThreadPool& pool, int64_t count, Body&& body) {
   loop->body = [](void* context, int64_t i) { (*static_cast<std::remove_reference_t<Body>*>(context))(i); };
   for (int64_t h = 0; h < helpers; ++h) pool.Schedule([loop] { loop->Work(); });
   loop->Work();
-  for (int spin = 0; spin < 4000; ++spin) {
+  for (int spin = 0; spin < 500; ++spin) {
     if (loop->done.load(std::memory_order_acquire) == count) return;
 #if defined(__SSE__)
     _mm_pause();

@@ -35,7 +35,8 @@ SYSTOLIC_INLINE Vec Load(const float* p) {
 
 SYSTOLIC_INLINE void Store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
-SYSTOLIC_INLINE Vec Splat(float x) { return Vec{} + x; }
+// x - 0 is x for every x, -0 included, so this is one broadcast; 0 + x would be an addition.
+SYSTOLIC_INLINE Vec Splat(float x) { return x - Vec{}; }
 
 SYSTOLIC_INLINE IVec Iota() {
   IVec v;

@@ -1,0 +1,45 @@
+"""Sizes that programs are compiled for: token counts and request counts are padded up to these."""
+
+from __future__ import annotations
+
+import bisect
+
+
+def token_buckets(limit: int) -> list[int]:
+    """Token counts for a step of at most ``limit`` tokens.
+
+    Powers of two while a step is bound by reading weights (padding is free there); from 64 on three
+    sizes per doubling, since a prefill's time grows with every padded token.
+    """
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    step = 64
+    while sizes[-1] < limit:
+        sizes += [step * 5 // 4, step * 3 // 2, step * 2] if step >= 128 else [step * 3 // 2, step * 2]
+        step *= 2
+    return sorted({min(size, limit) for size in sizes})
+
+
+def request_buckets(limit: int) -> list[int]:
+    """Request counts for at most ``limit`` requests: powers of two, then the limit itself."""
+    sizes = []
+    size = 1
+    while size < limit:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, limit]
+
+
+def up(size: int, buckets: list[int]) -> int:
+    """The smallest bucket that holds ``size``; ValueError above the largest."""
+    position = bisect.bisect_left(buckets, size)
+    if position == len(buckets):
+        raise ValueError(f"size {size} is above the largest bucket {buckets[-1]}")
+    return buckets[position]
+
+
+def power_of_two(size: int, least: int = 1) -> int:
+    """The smallest power of two that holds ``size`` and is at least ``least``."""
+    result = least
+    while result < size:
+        result *= 2
+    return result

@@ -1,0 +1,145 @@
+"""The model as compiled programs: one trace, one executable per token bucket.
+
+The traced function is the whole step of the model: it replaces placeholders by tokens that the
+previous step sampled (they are still on the device under async scheduling), runs upstream's model
+definition, and updates the paged caches in place.  A second traced function computes logits for the
+rows that will be sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+from vllm.forward_context import set_forward_context
+
+from ..compile.trace import trace
+from .attention import PagedMetadata
+
+
+@dataclass
+class StepInputs:
+    """Device inputs of one step; T tokens (a bucket), S = max_num_reqs, one table and slot mapping a cache group.
+
+    input_ids: int32 [T]; positions: int64 [T]; previous: int32 [S], tokens sampled by the last step;
+    previous_index: int32 [T], row of ``previous`` to take the token from, or -1; seq_lens: int32 [S];
+    query_start_loc: int32 [S + 1]; num_seqs: int32 [1]; block_tables: int32 [S, pages] each;
+    slot_mappings: int64 [T] each, -1 for padding.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    previous: torch.Tensor
+    previous_index: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    num_seqs: torch.Tensor
+    block_tables: list[torch.Tensor]
+    slot_mappings: list[torch.Tensor]
+
+    def flat(self) -> list[torch.Tensor]:
+        return [self.input_ids, self.positions, self.previous, self.previous_index, self.seq_lens,
+                self.query_start_loc, self.num_seqs, *self.block_tables, *self.slot_mappings]  # fmt: skip
+
+    @classmethod
+    def from_flat(cls, tensors, groups: int) -> "StepInputs":
+        return cls(*tensors[:7], list(tensors[7 : 7 + groups]), list(tensors[7 + groups :]))
+
+    def token_arguments(self) -> list[int]:
+        """Positions in :meth:`flat` of the arguments whose first dimension is T."""
+        groups = len(self.block_tables)
+        return [0, 1, 3, *range(7 + groups, 7 + 2 * groups)]
+
+
+class ModelProgram:
+    """Runs a vLLM model as compiled programs, or operator by operator with ``eager=True``.
+
+    Args:
+        layer_groups: KV cache group number of each attention layer name.
+        caches: paged cache of each attention layer name.
+    """
+
+    def __init__(self, model, vllm_config, caches: dict[str, torch.Tensor], layer_groups: dict[str, int], eager: bool):
+        self.model = model
+        self.vllm_config = vllm_config
+        self.layer_groups = layer_groups
+        self.eager = eager
+        self.layers = vllm_config.compilation_config.static_forward_context
+        self.cache_names = list(caches)
+        self.caches = list(caches.values())
+        self.weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._step = None
+        self._logits = None
+        self._compute_logits = model.compute_logits
+
+    def metadata(self, inputs: StepInputs) -> dict[str, PagedMetadata]:
+        """Attention metadata of every layer, from a step's inputs."""
+        groups = [
+            PagedMetadata(table, inputs.seq_lens, inputs.query_start_loc, slots, inputs.num_seqs)
+            for table, slots in zip(inputs.block_tables, inputs.slot_mappings)
+        ]
+        return {name: groups[group] for name, group in self.layer_groups.items()}
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        rows = inputs.previous_index.clamp(min=0)
+        ids = torch.where(inputs.previous_index >= 0, inputs.previous[rows], inputs.input_ids)
+        tokens = inputs.input_ids.shape[0]
+        context = set_forward_context(
+            self.metadata(inputs), self.vllm_config, num_tokens=int(tokens) if isinstance(tokens, int) else 2
+        )
+        with context:
+            return self.model(input_ids=ids, positions=inputs.positions, intermediate_tensors=None, inputs_embeds=None)
+
+    def step(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step; the caches are updated in place."""
+        if self.eager:
+            return self._forward(inputs)
+        if self._step is None:
+            self._step = self._trace_step(inputs)
+        return self._step.call([*self.weights.values(), *self.caches, *inputs.flat()])[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocabulary] of hidden states [R, hidden]."""
+        if self.eager:
+            return self._compute_logits(hidden)
+        if self._logits is None:
+            self._logits = self._trace_logits(hidden)
+        return self._logits.call([*self.weights.values(), hidden])[0]
+
+    def trace(self, inputs: StepInputs, hidden_size: int, dtype: torch.dtype) -> None:
+        """Trace both functions now, on inputs with T >= 2."""
+        if self.eager:
+            return
+        self._step = self._trace_step(inputs)
+        self._logits = self._trace_logits(torch.zeros(2, hidden_size, dtype=dtype, device=inputs.input_ids.device))
+
+    def _trace_step(self, inputs: StepInputs):
+        names = list(self.weights)
+        groups = len(inputs.block_tables)
+        weights, caches = len(names), len(self.caches)
+
+        def function(*tensors):
+            given = dict(zip(names, tensors[:weights]))
+            previous = {name: self.layers[name].kv_cache for name in self.cache_names}
+            for name, cache in zip(self.cache_names, tensors[weights : weights + caches]):
+                self.layers[name].kv_cache = cache
+            try:
+                with _reparametrize_module(self.model, given, tie_weights=True):
+                    return self._forward(StepInputs.from_flat(tensors[weights + caches :], groups))
+            finally:
+                for name, cache in previous.items():
+                    self.layers[name].kv_cache = cache
+
+        first = weights + caches
+        dynamic = {first + position: (0,) for position in inputs.token_arguments()}
+        return trace(function, [*self.weights.values(), *self.caches, *inputs.flat()], dynamic, "model")
+
+    def _trace_logits(self, hidden: torch.Tensor):
+        names = list(self.weights)
+
+        def function(*tensors):
+            with _reparametrize_module(self.model, dict(zip(names, tensors[:-1])), tie_weights=True):
+                return self._compute_logits(tensors[-1])
+
+        return trace(function, [*self.weights.values(), hidden], {len(names): (0,)}, "logits")
