@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Iterator, Sequence, TextIO
 
 
+# Weight of the expectation against what was measured.
+PRIOR_SECONDS = 30.0
+
+
 @dataclass(frozen=True)
 class Step:
     """One step: a short `key`, the `title` shown, and the seconds it is expected to take."""
@@ -35,7 +39,8 @@ class Progress:
 
     On a terminal the running step's line is refreshed every second; elsewhere a line is written when a
     step starts, every `heartbeat` seconds, and when it ends. The estimate of the time left scales the
-    expected seconds of the remaining steps by measured over expected of those already done.
+    expected seconds of the remaining steps by measured over expected of those done and of a running one
+    that is overdue; `PRIOR_SECONDS` that went as expected are counted in, so that short steps say little.
     """
 
     def __init__(self, steps: Sequence[Step], stream: TextIO | None = None, heartbeat: float = 20.0):
@@ -49,13 +54,21 @@ class Progress:
 
     def left(self, key: str | None = None, elapsed: float = 0.0) -> float:
         """Estimated seconds until the last step ends, `elapsed` seconds into step `key`."""
-        scale = self._measured_done / self._expected_done if self._expected_done else 1.0
+        expected, measured = self._expected_done + PRIOR_SECONDS, self._measured_done + PRIOR_SECONDS
+        if key is not None and self._overdue(key, elapsed):
+            expected, measured = expected + self._step(key).seconds, measured + elapsed
+        scale = measured / expected
         total = 0.0
         for step in self.steps:
             if step.key in self._finished:
                 continue
             total += max(0.0, step.seconds * scale - (elapsed if step.key == key else 0.0))
         return total
+
+    def _overdue(self, key: str, elapsed: float) -> bool:
+        """True when step `key` has run for longer than any estimate so far allows."""
+        scale = (self._measured_done + PRIOR_SECONDS) / (self._expected_done + PRIOR_SECONDS)
+        return elapsed > self._step(key).seconds * max(scale, 1.0)
 
     def reuse(self, key: str) -> None:
         """Mark step `key` as already done: it takes no time and prints nothing."""
@@ -95,7 +108,12 @@ class Progress:
     def _tick(self, head: str, key: str, start: float, ended: threading.Event) -> None:
         while not ended.wait(1.0 if self._live else self.heartbeat):
             elapsed = time.monotonic() - start
-            self._write(f"{head} ... {duration(elapsed)}, about {duration(self.left(key, elapsed))} left")
+            left = f"about {duration(self.left(key, elapsed))} left"
+            if self._overdue(key, elapsed):
+                expected = f"longer than the expected {duration(self._step(key).seconds)}"
+                after = self.left(key, elapsed)
+                left = f"{expected}, then about {duration(after)}" if after >= 1 else expected
+            self._write(f"{head} ... {duration(elapsed)}, {left}")
 
     def _write(self, text: str, last: bool = False) -> None:
         if self._live:

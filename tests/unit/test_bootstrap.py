@@ -3,6 +3,8 @@
 import importlib.util
 import io
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -148,17 +150,39 @@ def test_progress_scales_the_estimate_by_what_was_measured(monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
     shown = progress.Progress([progress.Step("a", "First", 10), progress.Step("b", "Second", 30)], stream)
+    monkeypatch.setattr(progress, "PRIOR_SECONDS", 0)
     assert shown.left() == 40
     with shown.step("a"):
         clock[0] += 20
     # The first step took twice what was expected, so the second is expected to.
     assert shown.left() == 60
     assert shown.left("b", elapsed=45) == 15
+    # A short step alone must not decide the estimate.
+    monkeypatch.setattr(progress, "PRIOR_SECONDS", 30)
+    assert shown.left() == 30 * (20 + 30) / (10 + 30)
     with pytest.raises(ValueError), shown.step("b"):
         raise ValueError
     lines = stream.getvalue().splitlines()
     assert lines[0] == "[1/2] First ... about 40 s left" and lines[1] == "[1/2] First: done in 20 s"
     assert lines[-1].startswith("[2/2] Second: failed after")
+
+
+def test_an_overdue_step_says_so_and_raises_the_estimate_of_the_others():
+    steps = [progress.Step("a", "First", 10), progress.Step("b", "Second", 40)]
+    stream = io.StringIO()
+    shown = progress.Progress(steps, stream)
+    assert shown.left("a", elapsed=10) == 40
+    # 30 s of prior and 90 s for the 10 s step: three times slower than expected.
+    assert shown.left("a", elapsed=90) == 40 * (30 + 90) / (30 + 10)
+    ended = threading.Event()
+    shown.heartbeat = 0.01
+    ticker = threading.Thread(target=shown._tick, args=("head", "a", time.monotonic() - 90, ended))
+    ticker.start()
+    time.sleep(0.1)
+    ended.set()
+    ticker.join()
+    line = stream.getvalue().splitlines()[0]
+    assert line == "head ... 1 min 30 s, longer than the expected 10 s, then about 2 min 0 s"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def ours(call: Call) -> bool:
 
 
 def sampled(names: str) -> list[Call]:
-    """Up to three distinct calls for each operator overload and dtype."""
+    """Up to two distinct calls for each operator overload and dtype."""
     kept, counts = [], {}
     for opinfo in op_db:
         if opinfo.name not in names.split():
@@ -56,7 +56,7 @@ def sampled(names: str) -> list[Call]:
             for call in capture(opinfo, dtype, samples=6, backward=backward, keep=ours):
                 key = (str(call.op), dtype, opinfo.name)
                 counts[key] = counts.get(key, 0) + 1
-                if counts[key] <= 3:
+                if counts[key] <= 2:
                     kept.append(call)
     return kept
 

@@ -109,7 +109,7 @@ class CompiledGraph:
                 found[position[node.args[0]]] = node.args[1]
                 node.replace_all_uses_with(node.args[1])
                 self.graph.erase_node(node)
-        return found
+        return dict(sorted(found.items()))
 
     @staticmethod
     def _is_random(node: Node) -> bool:
@@ -192,7 +192,7 @@ class CompiledGraph:
 
             buffers, offsets, numbers, state = inputs.split(arrays, random)
             given = [inputs.read(v, buffers, offsets) if isinstance(v, Window) else self._plain(v, numbers) for v in values]
-            keys = (random_key(state + jnp.array([0, i], state.dtype)) for i in range(self.random_nodes))
+            keys = (random_key(state + jnp.array([0, 4 * i], state.dtype)) for i in range(self.random_nodes))
             produced = run(self.graph, given, sizes, keys)
             return finish(produced, targets, metas, inputs, buffers, offsets)
 

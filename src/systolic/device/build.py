@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import keyword
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -331,8 +332,9 @@ def random_key(state):
 
 
 def plan(targets, results, inputs) -> list[Output]:
-    """Where each result goes and how it is stored."""
-    outputs = []
+    """Where each result of :func:`finish` goes and how it is stored, in the same order."""
+    created: list[Output] = []
+    written: dict[int, Output] = {}
     stored = dict(inputs.cells)
     for target, result in zip(targets, results):
         if result is None:
@@ -344,29 +346,26 @@ def plan(targets, results, inputs) -> list[Output]:
                 strides = torch.empty(sizes, device="meta").stride()
                 order = tuple(range(len(sizes)))
             shape = tuple(sizes[d] for d in order)
-            outputs.append(Output(-1, dtype, sizes, tuple(strides), dtype, shape))
+            created.append(Output(-1, dtype, sizes, tuple(strides), dtype, shape))
             continue
-        if target.whole:
-            spec = (target.dtype, target.sizes)
-        elif stored[target.cell] is None:
-            spec = (target.dtype, (target.nbytes // target.dtype.itemsize,))
-        elif target.stored_dtype == target.dtype or target.numel == 0:
-            spec = stored[target.cell]
-        else:
-            spec = (target.dtype, (target.nbytes // target.dtype.itemsize,))
-            if _count(stored[target.cell][1]) == spec[1][0]:
-                spec = (target.dtype, stored[target.cell][1])
-        stored[target.cell] = spec
-        outputs.append(Output(target.cell, tdtype(target.dtype), sizes, tuple(strides), tdtype(spec[0]), tuple(spec[1])))
-    # A cell that is written twice keeps its last array: the core stores results in order.
-    return outputs
+        stored[target.cell] = _stored_after_write(target, stored[target.cell])
+        kept_dtype, kept_shape = stored[target.cell]
+        written[target.cell] = Output(
+            target.cell, tdtype(target.dtype), sizes, tuple(strides), tdtype(kept_dtype), tuple(kept_shape)
+        )
+    return [*(written[cell] for cell in sorted(written)), *created]
 
 
-def _count(shape) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
+def _stored_after_write(target: Window, stored):
+    """(dtype, shape) of the storage's array after :func:`layout.write`."""
+    if target.whole:
+        return (target.dtype, target.sizes)
+    elements = target.nbytes // target.dtype.itemsize
+    if stored is None:
+        return (target.dtype, (elements,))
+    if target.numel == 0:
+        return stored
+    return (target.dtype, stored[1] if math.prod(stored[1]) == elements else (elements,))
 
 
 def donations(outputs, inputs) -> set[int]:
@@ -378,18 +377,22 @@ def donations(outputs, inputs) -> set[int]:
 
 
 def finish(produced, targets, results, inputs, buffers, offsets):
-    """Program results from lowered values: new tensors in storage order, written views merged into their base."""
-    finished = []
-    current = dict(buffers)
+    """Program results from lowered values: written storages first, then new tensors in storage order.
+
+    The written ones come in the order of their inputs: JAX pairs donated inputs with results of equal
+    shape in order, and a wrong pairing would copy every one of them.
+    """
+    created = []
+    current, written = dict(buffers), set()
     for value, target, result in zip(produced, targets, results):
         if result is None:
             continue
         if target is None:
             order = layout.dense_order(tuple(result.shape), tuple(result.stride()))
-            finished.append(value if order is None else value.transpose(order))
+            created.append(value if order is None else value.transpose(order))
             continue
         value = value.astype(target.dtype) if value.dtype != target.dtype else value
         moving = None if target.moving is None else offsets[target.moving]
         current[target.cell] = layout.write(current[target.cell], target, value, moving)
-        finished.append(current[target.cell])
-    return tuple(finished)
+        written.add(target.cell)
+    return (*(current[cell] for cell in sorted(written)), *created)

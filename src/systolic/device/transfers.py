@@ -65,15 +65,15 @@ def random_state(seed: int, offset: int, index: int):
     return put(np.array([seed & (2**64 - 1), offset], np.uint64), index)
 
 
-def read_bytes(array, pointer: int, nbytes: int) -> None:
-    """Wait for an array and copy its bytes to host memory."""
+def read_bytes(array, pointer: int, nbytes: int, start: int = 0) -> None:
+    """Wait for an array and copy ``nbytes`` of it, from byte ``start`` on, to host memory."""
     if client.is_cpu():
         # Not np.asarray: its view would pin the buffer, and a donated update would copy the whole array.
         array.block_until_ready()
-        ctypes.memmove(pointer, array.unsafe_buffer_pointer(), nbytes)
+        ctypes.memmove(pointer, array.unsafe_buffer_pointer() + start, nbytes)
     else:
         host = np.ascontiguousarray(np.asarray(array))
-        ctypes.memmove(pointer, host.ctypes.data, nbytes)
+        ctypes.memmove(pointer, host.ctypes.data + start, nbytes)
 
 
 def move_to(array, index: int):

@@ -1,13 +1,14 @@
 """Read and write a strided window of a flat buffer.
 
 A window is PyTorch's (size, stride, offset) in elements.  Where the strides nest (each one a
-multiple of the next smaller one, with no overlap) the flat buffer is reshaped to a grid and the
+multiple of the next smaller one or of a common cell, with no overlap) the flat buffer is reshaped to a grid and the
 window is a box of it: slices, reshapes and transposes that XLA fuses and updates in place.
 Every other pattern becomes a gather or scatter with a computed flat index.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Sequence
 
 import jax.numpy as jnp
@@ -21,31 +22,36 @@ class _Box(NamedTuple):
     grid: tuple[int, ...]
     start: tuple[int, ...]
     extent: tuple[int, ...]
+    step: tuple[int, ...]
     padded: int  # elements that the grid covers
+
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, a + (n - 1) * k + 1, k) for a, n, k in zip(self.start, self.extent, self.step))
 
 
 def _box(length: int, size: Sequence[int], stride: Sequence[int], offset: int) -> _Box | None:
+    """The window as a box, or None where the strides do not nest."""
     order = sorted((d for d in range(len(size)) if size[d] != 1), key=lambda d: -stride[d])
-    grid, start, extent = [], [], []
+    grid, start, extent, steps = [], [], [], []
     room, position, padded = length, offset, length
     for level, d in enumerate(order):
-        step = stride[d]
-        if step == 0:
+        cell = stride[d]
+        if cell == 0:
             return None
-        if room % step:
-            if level:
-                return None
-            room = padded = max(room // step, position // step + size[d]) * step
-        grid.append(room // step)
-        start.append(position // step)
+        if room % cell and not level:
+            room = padded = max(room // cell, position // cell + size[d]) * cell
+        # Where the stride does not divide the room, a smaller cell does and is stepped over.
+        cell = math.gcd(room, cell)
+        grid.append(room // cell)
+        start.append(position // cell)
         extent.append(size[d])
-        if start[-1] + size[d] > grid[-1]:
+        steps.append(stride[d] // cell)
+        if start[-1] + (size[d] - 1) * steps[-1] >= grid[-1]:
             return None
-        room, position = step, position % step
-    grid.append(room)
-    start.append(position)
-    extent.append(1)
-    return _Box(tuple(order), tuple(grid), tuple(start), tuple(extent), padded)
+        room, position = cell, position % cell
+    return _Box(
+        tuple(order), (*grid, room), (*start, position), (*extent, 1), (*steps, 1), padded
+    )
 
 
 def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
@@ -87,8 +93,7 @@ def read(flat, size: Sequence[int], stride: Sequence[int], offset: int = 0):
     if box is None:
         return flat[flat_index(size, stride, offset)]
     grid = _resized(flat, box.padded).reshape(box.grid)
-    part = lax.slice(grid, box.start, tuple(a + n for a, n in zip(box.start, box.extent)))
-    part = part.reshape(tuple(kept[d] for d in box.order))
+    part = grid[box.slices()].reshape(tuple(kept[d] for d in box.order))
     part = jnp.transpose(part, _inverse(box.order))
     return jnp.broadcast_to(part.reshape(kept), size)
 
@@ -108,7 +113,11 @@ def write(flat, value, size: Sequence[int], stride: Sequence[int], offset: int =
     grid = _resized(flat, box.padded)
     part = value.reshape(tuple(size[d] for d in range(len(size)) if size[d] != 1))
     part = jnp.transpose(part, _ranks(box.order)).reshape(box.extent)
-    done = lax.dynamic_update_slice(grid.reshape(box.grid), part, box.start).reshape(-1)
+    grid = grid.reshape(box.grid)
+    if all(step == 1 for step in box.step):
+        done = lax.dynamic_update_slice(grid, part, box.start).reshape(-1)
+    else:
+        done = grid.at[box.slices()].set(part).reshape(-1)
     if box.padded < length:
         return lax.dynamic_update_slice(flat, done, (0,))
     return done[:length]

@@ -117,6 +117,9 @@ void run_operator(Operator& op, torch::jit::Stack* stack) {
     call.accepts_host_tensors = op.accepts_host_tensors;
     for (size_t i = 0; i < count; ++i) call.visit((*stack)[first + i], op.kinds[i]);
     if (call.device < 0) call.device = current_device();
+    TORCH_CHECK(call.device < device_count(), "tpu:", int(call.device), " does not exist: this process has ",
+                int(device_count()), " tpu device(s). On a machine without a TPU, ",
+                "XLA_FLAGS=--xla_force_host_platform_device_count=N gives N.");
     call.key.push_back(static_cast<char>(call.device));
     try {
       auto found = op.cache.entries.find(call.key);

@@ -1,4 +1,4 @@
-// Counter-based random state: {seed, offset}. Every random operator takes one offset.
+// Counter-based random state: {seed, offset}. Every random operator has an offset of its own.
 #pragma once
 #include <ATen/core/Generator.h>
 
@@ -18,10 +18,11 @@ class Generator final : public c10::GeneratorImpl {
   uint64_t seed() override;
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
-  // The offset of the next random operator; advances by `count`.
+  // The offset of the next of `count` random operators. Each takes 4, the step that callers of CUDA
+  // generators expect when they rewind one operator with set_offset.
   uint64_t take(uint64_t count) {
     const auto first = offset_;
-    offset_ += count;
+    offset_ += 4 * count;
     return first;
   }
 

@@ -121,13 +121,16 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, c10::opti
 }
 
 void device_to_host(const at::Tensor& source, const at::Tensor& target) {
-  at::Tensor dense = source.is_contiguous() && cell_of(source).nbytes == source.nbytes() ? source : at::Tensor();
-  if (!dense.defined()) dense = at::empty(source.sizes(), source.options()).copy_(source);
+  // A contiguous slice is read in place; anything else is first made dense on the device.
+  const bool direct = source.is_contiguous() && !source.is_conj() && !source.is_neg();
+  at::Tensor dense = direct ? source : at::empty(source.sizes(), source.options()).copy_(source);
   Cell& cell = cell_of(dense);
   at::Tensor staging = target.is_contiguous() && target.scalar_type() == dense.scalar_type()
                            ? target
                            : at::empty(dense.sizes(), target.options().dtype(dense.scalar_type()));
-  if (dense.numel() > 0 && cell.spec != kUnset) {
+  if (cell.spec == kUnset) {
+    staging.zero_();
+  } else if (dense.numel() > 0) {
     py::gil_scoped_acquire gil;
     ++cell.readers;
     struct Done {
@@ -137,7 +140,8 @@ void device_to_host(const at::Tensor& source, const at::Tensor& target) {
     try {
       // The reference keeps the array alive while another thread may replace it in the cell.
       auto array = py::reinterpret_borrow<py::object>(cell.array);
-      python_call("read_bytes", array, reinterpret_cast<uintptr_t>(staging.data_ptr()), dense.nbytes());
+      python_call("read_bytes", array, reinterpret_cast<uintptr_t>(staging.data_ptr()), dense.nbytes(),
+                  dense.storage_offset() * dense.itemsize());
     } catch (py::error_already_set& error) {
       rethrow_python(error);
     }
