@@ -107,7 +107,7 @@ def stages(tests: bool) -> list:
         Stage(
             "systolic",
             "Build the C++ core and install systolic",
-            90,
+            120,
             ("--no-build-isolation", "--no-deps", "-e", "."),
             # torch must not load a device that is half installed.
             (("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"),),

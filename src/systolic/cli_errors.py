@@ -38,6 +38,8 @@ def explain(error: BaseException) -> str:
         message = str(first.get("msg", error)).removeprefix("Value error, ")
         return " ".join(f"{field}: {message}".removeprefix(": ").split())
     message = " ".join(str(error).split())
+    if type(error).__module__.partition(".")[0] == "huggingface_hub":
+        return f"the model cannot be fetched from the model hub: {message}"
     # These are raised with a message written for the reader; others mean little without their type.
     if isinstance(error, (ValueError, RuntimeError)) and message:
         return message

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
-import json
+import os
 import re
-import shlex
+import signal
 import socket
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
 
+from systolic import announce
 from systolic.cli_errors import EXIT_USAGE, explain, fail
 
 USAGE = """usage: systolic serve [MODEL] [any vllm serve option]
@@ -29,8 +28,8 @@ Every option of `vllm serve` works; `systolic serve --help=all` lists them.
 """
 DEFAULT_PORT = 8000
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?")
-# How often to look whether the server answers, seconds.
-POLL_SECONDS = 0.25
+# What vLLM too gives KeyboardInterrupt to say when SIGTERM comes during start-up.
+TERMINATED = "terminated"
 
 
 class UsageError(ValueError):
@@ -172,33 +171,8 @@ def check_port(host: str | None, port: int) -> None:
             ) from None
 
 
-def curl_line(base: str, name: str, key: bool = False) -> str:
-    """A command to copy that asks the server at `base` for a completion of model `name`."""
-    prompt = {"model": name, "prompt": "The capital of France is"}
-    body = shlex.quote(json.dumps({**prompt, "max_tokens": 16, "temperature": 0}))
-    login = " -H 'Authorization: Bearer YOUR_KEY'" if key else ""
-    return f"curl {base}/v1/completions -H 'Content-Type: application/json'{login} -d {body}"
-
-
-def _announce(request: Request, name: str, start: float) -> None:
-    """Wait until the server answers /health, then print how to use it. Runs in a thread of its own."""
-    wildcard = request.host in (None, "", "0.0.0.0", "::")
-    host = "localhost" if wildcard else request.host
-    address = "127.0.0.1" if wildcard else request.host
-    while True:
-        time.sleep(POLL_SECONDS)
-        connection = http.client.HTTPConnection(address, request.port, timeout=2)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                break
-        except (OSError, http.client.HTTPException):
-            continue
-        finally:
-            connection.close()
-    base = f"http://{f'[{host}]' if ':' in host else host}:{request.port}"
-    text = curl_line(base, name, request.has("--api-key"))
-    print(f"\nReady after {time.monotonic() - start:.0f} s. Try:\n  {text}\n", flush=True)
+def _terminated(*_: object) -> None:
+    raise KeyboardInterrupt(TERMINATED)
 
 
 def _run_vllm(arguments: list[str]) -> int:
@@ -206,15 +180,19 @@ def _run_vllm(arguments: list[str]) -> int:
     from systolic import settings
 
     debug = settings.current().log_level == "DEBUG"
+    # vLLM's command would choose "spawn", which imports everything a second time in the engine process.
+    # Forking is safe here: this process starts neither the XLA client nor a thread before it.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     # vLLM's command reads its arguments from here.
     sys.argv = ["vllm", *arguments]
     try:
+        # vLLM sets the same handler, but only after its imports, and another one when the server runs.
+        signal.signal(signal.SIGTERM, _terminated)
         from vllm.entrypoints.cli.main import main
 
         main()
     except KeyboardInterrupt as stop:
-        # vLLM raises this with "terminated" on SIGTERM during start-up.
-        return 0 if str(stop) == "terminated" else 130
+        return 0 if str(stop) == TERMINATED else 130
     except Exception as error:
         if debug:
             raise
@@ -256,5 +234,5 @@ def serve(arguments: Sequence[str]) -> int:
     # Without TLS and on a TCP port, this process can ask the server whether it is ready.
     if not request.has("--uds", "--headless", "--ssl-certfile", "--grpc"):
         name = names[0] if names else model
-        threading.Thread(target=_announce, args=(request, name, start), daemon=True).start()
+        announce.start(request.host, request.port, name, request.has("--api-key"), start)
     return _run_vllm(["serve", model, *options])

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 PREFIX = "SYSTOLIC_"
+# Set by the API server for its engine process: the file through which it gets the engine's counters.
+METRICS_FILE = "SYSTOLIC_METRICS_FILE"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
@@ -164,5 +166,5 @@ def entries() -> list[Entry]:
 
 def unknown_environment() -> list[str]:
     """Names of `SYSTOLIC_*` environment variables that no setting reads: probably typing slips."""
-    known = {item.metadata["env"] for item in dataclasses.fields(Settings)}
+    known = {item.metadata["env"] for item in dataclasses.fields(Settings)} | {METRICS_FILE}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)

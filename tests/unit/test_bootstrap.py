@@ -150,16 +150,12 @@ def test_progress_scales_the_estimate_by_what_was_measured(monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
     shown = progress.Progress([progress.Step("a", "First", 10), progress.Step("b", "Second", 30)], stream)
-    monkeypatch.setattr(progress, "PRIOR_SECONDS", 0)
     assert shown.left() == 40
     with shown.step("a"):
         clock[0] += 20
-    # The first step took twice what was expected, so the second is expected to.
-    assert shown.left() == 60
-    assert shown.left("b", elapsed=45) == 15
-    # A short step alone must not decide the estimate.
-    monkeypatch.setattr(progress, "PRIOR_SECONDS", 30)
-    assert shown.left() == 30 * (20 + 30) / (10 + 30)
+    # The first took 20 s in place of 10; with 30 s of prior that is a factor of 50 / 40 for the second.
+    assert shown.left() == 37.5
+    assert shown.left("b", elapsed=30) == 7.5
     with pytest.raises(ValueError), shown.step("b"):
         raise ValueError
     lines = stream.getvalue().splitlines()

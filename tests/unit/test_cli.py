@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from systolic import cli_errors, cli_serve
+from systolic import announce, cli_errors, cli_serve
 from systolic.models import small_model
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 # A stand-in for vLLM's command: says how it was called, then does what STAND_IN asks for.
 STAND_IN = """
-import http.server, os, signal, sys, threading
+import http.server, os, signal, sys, threading, time
 print("called with", sys.argv, flush=True)
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -37,7 +37,8 @@ def main():
     elif action == "fail":
         raise ValueError("max_model_len 99999 is above\\n  the limit 8192")
     elif action == "terminated":
-        raise KeyboardInterrupt("terminated")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
 """
 
 
@@ -185,6 +186,28 @@ def test_ready_line_names_server_and_model_and_sigterm_still_works(environment, 
     assert '"model": "mine"' in curl
 
 
+def test_another_server_on_the_port_is_not_taken_for_ours():
+    program = textwrap.dedent("""
+        import socket
+        listener = socket.create_server(("127.0.0.1", 0))
+        print(listener.getsockname()[1], flush=True)
+        input()
+    """)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    # Started by this process, so the server counts as ours; the port of its parent does not.
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as child:
+        assert announce._listens(os.getpid(), int(child.stdout.readline()))
+        child.communicate("\n")
+    looks = "import os, sys; from systolic import announce; print(announce._listens(os.getpid(), int(sys.argv[1])))"
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        port = ours.getsockname()[1]
+        assert announce._listens(os.getpid(), port)
+        command = [sys.executable, "-c", looks, str(port)]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def make_cached_small_model(folder, **changes):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -227,7 +250,7 @@ def test_hub_names_and_remote_places_are_left_to_vllm(name):
 
 
 def test_curl_line_can_be_pasted_into_a_shell():
-    line = cli_serve.curl_line("http://localhost:8000", "it's")
+    line = announce.curl_line("http://localhost:8000", "it's")
     echoed = subprocess.run(
         ["bash", "-c", line.replace("curl", "printf '%s\\n'", 1)], capture_output=True, text=True, check=True
     )

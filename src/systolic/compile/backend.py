@@ -130,6 +130,10 @@ class CompiledGraph:
                     digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    def prepare(self, args) -> None:
+        """Build the executable for these inputs without running it; threads may do so side by side."""
+        self.program.prepare(list(args))
+
     def call(self, args):
         """Run the graph.  ``args`` is consumed, as AOTAutograd's boxed convention wants."""
         arguments = list(args)

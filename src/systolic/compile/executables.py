@@ -113,6 +113,10 @@ def _load(key, index):
     payload = store.read(key)
     if payload is None:
         return None
+    if client.is_cpu():
+        from ..kernels.cpu.build import load
+
+        load()  # a stored program names its custom calls, which must be registered before it is loaded
     try:
         from jax.experimental import serialize_executable
 

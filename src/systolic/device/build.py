@@ -144,8 +144,11 @@ def _on_meta(value):
     match value:
         case Window():
             return torch.empty_strided(value.sizes, value.strides, dtype=tdtype(value.dtype), device="meta")
-        case _Number() | _HostTensor():
+        case _Number():
             return value.value
+        case _HostTensor():
+            # A wrapped Python number keeps its weaker claim in type promotion.
+            return value.value if value.wrapped else torch.empty((), dtype=value.dtype, device="meta")
         case list():
             return [_on_meta(item) for item in value]
     return value
@@ -190,10 +193,12 @@ def _describe(value):
     return value
 
 
-def build_operator(name: str, overload: str, descriptions, index: int, key: bytes) -> Entry:
+def build_operator(name: str, overload: str, descriptions, index: int, key: bytes) -> Entry | list:
     """Compile the program for one call of ``name.overload`` (see :mod:`systolic.ops.registry`).
 
-    Raises what PyTorch's own meta kernel raises for bad arguments.
+    Where an ``out=`` argument does not have its result's sizes, nothing is compiled: the answer is then a
+    list of (argument position, sizes) to resize before the call is made again.  Raises what PyTorch's own
+    meta kernel raises for bad arguments.
     """
     schema, op, written, outs = operator_facts(name, overload)
     inputs = Inputs()
@@ -201,6 +206,9 @@ def build_operator(name: str, overload: str, descriptions, index: int, key: byte
 
     # Shape and dtype errors come from PyTorch itself, before anything is looked up or compiled.
     results = _meta_results(schema, op, values)
+    resizes = _out_resizes(schema, values, results)
+    if resizes:
+        return resizes
     short = name.removeprefix("aten::")
     identity = ([(k, _describe(v)) for k, v in values.items()], [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results])
     label = f"aten.{short}.{overload or 'default'}"
@@ -236,6 +244,14 @@ def _meta_results(schema, op, values):
     for result in results:
         flat.extend(result if isinstance(result, (list, tuple)) else [result])
     return flat
+
+
+def _out_resizes(schema, values, results) -> list[tuple[int, tuple[int, ...]]]:
+    outs = [(position, values[a.name]) for position, a in enumerate(schema.arguments) if a.is_out]
+    return [
+        (position, tuple(result.shape)) for (position, window), result in zip(outs, results)
+        if isinstance(window, Window) and result is not None and tuple(result.shape) != window.sizes
+    ]  # fmt: skip
 
 
 def _check_overlap(schema, values) -> None:

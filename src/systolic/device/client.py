@@ -17,6 +17,16 @@ def devices() -> list:
         return jax.devices("cpu")
 
 
+def tpu_attached() -> bool:
+    """Whether this machine seems to have a TPU, without starting a client (safe before a fork)."""
+    import glob
+    import importlib.util
+
+    if importlib.util.find_spec("libtpu") is None:
+        return False
+    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
 def is_cpu() -> bool:
     """True when no TPU is attached and programs run on XLA:CPU."""
     return devices()[0].platform == "cpu"
@@ -36,9 +46,10 @@ def device_count() -> int:
 
 def memory_info(index: int) -> tuple[int, int]:
     """(free, total) bytes of a device; on XLA:CPU those of the machine."""
-    stats = devices()[index].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]
+    if tpu_attached():
+        stats = devices()[index].memory_stats() or {}
+        if "bytes_limit" in stats:
+            return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]
     import psutil
 
     memory = psutil.virtual_memory()

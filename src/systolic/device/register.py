@@ -14,10 +14,11 @@ _KEEP = {"copy_", "clone", "detach", "alias", "lift", "lift_fresh", "_to_copy", 
 def register_operators() -> None:
     """Give every operator of the table, and every one with a PyTorch decomposition, a kernel."""
     from .decomposed import decomposable
+    from .dynamic import KERNELS, register_dynamic
 
     ops.load()
     for name, overload, implicit, explicit, registered in _C.list_operators():
-        if implicit or registered or name in _KEEP:
+        if implicit or registered or name in _KEEP or (f"{name}.{overload}" if overload else name) in KERNELS:
             continue
         record = registry.find(name, overload)
         if record is not None:
@@ -26,3 +27,4 @@ def register_operators() -> None:
             _C.register_operator(f"aten::{name}", overload, record.static_scalars)
         elif not explicit and decomposable(name, overload):
             _C.register_operator(f"aten::{name}", overload, True)
+    register_dynamic()

@@ -6,6 +6,7 @@ import warnings
 
 from .build import build_operator  # noqa: F401
 from .client import device_count, memory_info  # noqa: F401
+from .dynamic import index_by_mask  # noqa: F401
 from .launches import (  # noqa: F401
     elapsed_ms,
     note_launch,

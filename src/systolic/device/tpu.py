@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +32,8 @@ def is_available() -> bool:
 
 def is_initialized() -> bool:
     """True once the XLA client was started."""
-    from . import runtime
-
-    return runtime._initialized
+    runtime = sys.modules.get("systolic.device.runtime")  # not imported here: it loads jax
+    return runtime is not None and runtime._initialized
 
 
 def init() -> None:

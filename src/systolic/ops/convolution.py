@@ -44,7 +44,8 @@ def _convolve(x, weight, stride, padding, dilation, transposed, output_padding, 
 
 @lower("convolution", "_convolution", "convolution_overrideable")
 def _convolution(
-    input, weight, bias=None, stride=1, padding=0, dilation=1, transposed=False, output_padding=0, groups=1, **_
+    input, weight, bias=None, stride=1, padding=0, dilation=1,
+    transposed=False, output_padding=0, groups=1, **_,
 ):
     spec = out()
     acc = opmath(spec.dtype)
@@ -59,7 +60,8 @@ def _convolution(
 
 @lower("convolution_backward", "convolution_backward_overrideable")
 def _convolution_backward(
-    grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask, bias_sizes=None
+    grad_output, input, weight, stride, padding, dilation,
+    transposed, output_padding, groups, output_mask, bias_sizes=None,
 ):
     def forward(x, w):
         return _convolve(x, w, stride, padding, dilation, transposed, output_padding, groups)

@@ -54,7 +54,7 @@ def _accumulator(dtype) -> np.dtype:
     return np.dtype(np.int64)
 
 
-@lower("arange", "range")
+@lower("arange", "range", static_scalars=True)  # the result's size depends on them
 def _arange(start=0, step=1, **_):
     dtype = _accumulator(out().dtype)
     count = jnp.arange(out().shape[0], dtype=np.int64)

@@ -131,7 +131,8 @@ def _linalg_lu(A, pivot=True):
 @lower("lu_unpack")
 def _lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     results = _unpacked(LU_data, LU_pivots)
-    return tuple(r if r.shape == out(i).shape else jnp.zeros(out(i).shape, r.dtype) for i, r in enumerate(results))
+    shapes = [out(i).shape for i in range(3)]  # a part that was not asked for is empty
+    return tuple(r if r.shape == shape else jnp.zeros(shape, r.dtype) for r, shape in zip(results, shapes))
 
 
 def _lu_apply(lu, pivots, b, left=True, adjoint=False):

@@ -139,7 +139,7 @@ def _weight_int8pack_mm(self, mat2, scales):
 
 
 @lower("_scaled_mm")
-def _scaled_mm(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
+def _scaled_mm(self, mat2, scale_a, scale_b, bias=None, scale_result=None, **_):
     if scale_a.size not in (1, self.shape[0]) or scale_b.size not in (1, mat2.shape[1]):
         raise NotImplementedError(
             f"_scaled_mm takes one scale a tensor or one a row, got {scale_a.shape} and {scale_b.shape} "

@@ -135,7 +135,9 @@ def _saved(index: int, value):
 
 
 @lower("native_batch_norm", "_native_batch_norm_legit")
-def _native_batch_norm(input, training, momentum, eps, weight=None, bias=None, running_mean=None, running_var=None):
+def _native_batch_norm(
+    input, training, momentum, eps, weight=None, bias=None, running_mean=None, running_var=None
+):
     y, mean, rstd, _, _ = _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
     return y, _saved(1, mean), _saved(2, rstd)
 
@@ -188,13 +190,17 @@ def _batch_norm_backward(
     scale = rstd if weight is None else rstd * _channels(weight, x.ndim, dtype)
     if train:
         count = max(math.prod(x.shape) // max(x.shape[1], 1), 1)
-        g = g - (_channels(grad_bias, x.ndim, dtype) + unit * _channels(grad_weight, x.ndim, dtype)) / cast(count, dtype)
+        average = _channels(grad_bias, x.ndim, dtype) + unit * _channels(grad_weight, x.ndim, dtype)
+        g = g - average / cast(count, dtype)
     return g * scale, grad_weight, grad_bias
 
 
 @lower("batch_norm_backward")
-def _batch_norm_backward_with_reserve(grad_out, input, weight, update, eps, output_mask, reserve, save_var=None, **kw):
-    return _batch_norm_backward(grad_out, input, update, eps, output_mask, weight=weight, save_invstd=save_var, **kw)
+def _batch_norm_backward_with_reserve(
+    grad_out, input, weight, update, eps, output_mask, reserve, save_var=None, **statistics
+):
+    statistics["save_invstd"] = save_var
+    return _batch_norm_backward(grad_out, input, update, eps, output_mask, weight=weight, **statistics)
 
 
 @lower("native_dropout_backward")

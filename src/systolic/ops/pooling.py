@@ -85,8 +85,8 @@ def _max_pool_large(x, sizes, kernel, stride, padding, dilation):
         flat = flat * spatial[d] + np.clip(index, 0, spatial[d] - 1).reshape(shape)
         valid = valid & ((index >= 0) & (index < spatial[d])).reshape(shape)
         values = jnp.take(values, np.clip(index, 0, spatial[d] - 1), axis=len(lead) + 2 * d, mode="clip")
-    order = [*range(len(lead)), *(len(lead) + 2 * d for d in range(n)), *(len(lead) + 2 * d + 1 for d in range(n))]
-    own = [i - len(lead) for i in order[len(lead) :]]
+    own = [*range(0, 2 * n, 2), *range(1, 2 * n, 2)]  # output dimensions, then window dimensions
+    order = [*range(len(lead)), *(len(lead) + i for i in own)]
     area = math.prod(kernel)
     values = values.transpose(order).reshape(*lead, *sizes, area)
     full = tuple(v for d in range(n) for v in (sizes[d], kernel[d]))
@@ -105,7 +105,8 @@ def _max_pool_large(x, sizes, kernel, stride, padding, dilation):
 def _max_pool_with_indices(count: int):
     def lowering(self, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
         kernel = per_dim(kernel_size, count)
-        options = (kernel, per_dim(stride or kernel, count), per_dim(padding, count), per_dim(dilation, count))
+        stride = per_dim(stride or kernel, count)
+        options = (kernel, stride, per_dim(padding, count), per_dim(dilation, count))
         pool = _max_pool if math.prod(kernel) <= UNROLLED_WINDOW else _max_pool_large
         if self.size == 0:
             return jnp.zeros(out(0).shape, self.dtype), jnp.zeros(out(1).shape, jnp.int64)
@@ -179,7 +180,8 @@ def _avg_options(count, kernel_size, stride, padding, count_include_pad, divisor
 def _register_avg_pool(count: int):
     @lower(f"avg_pool{count}d")
     def forward(
-        self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
+        self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
+        divisor_override=None,
     ):
         options = _avg_options(count, kernel_size, stride, padding, count_include_pad, divisor_override)
         return _avg_pool(self.astype(opmath(self.dtype)), out().shape[-count:], *options)

@@ -78,7 +78,8 @@ def _log_normal(key, mean=1.0, std=2.0, self=None):
 def _cauchy(key, median=0.0, sigma=1.0, self=None):
     dtype = _real(out().dtype)
     u = _open(key, out().shape, dtype)
-    return cast(median, dtype) + cast(sigma, dtype) * jnp.tan(np.dtype(dtype).type(np.pi) * (u - cast(0.5, dtype)))
+    angle = cast(np.pi, dtype) * (u - cast(0.5, dtype))
+    return cast(median, dtype) + cast(sigma, dtype) * jnp.tan(angle)
 
 
 @lower("exponential", rng=True)

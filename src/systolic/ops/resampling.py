@@ -61,9 +61,9 @@ def _cubic(size, target, scale, kind, align):
     step = _ratio(size, target, scale, align, kind)
     place = np.arange(target, dtype=kind)
     place = step * place if align else step * (place + kind(0.5)) - kind(0.5)
-    low = np.floor(place)
+    low = np.floor(place).astype(np.int64)
     weights = cubic_weights((place - low).astype(kind))
-    return [(np.clip(low.astype(np.int64) + i - 1, 0, size - 1), w.astype(kind)) for i, w in enumerate(weights)]
+    return [(np.clip(low + i - 1, 0, size - 1), w.astype(kind)) for i, w in enumerate(weights)]
 
 
 def _resize(x, sizes, scales, neighbours, extra):
@@ -98,7 +98,11 @@ def _register(name: str, count: int, neighbours, fixed=None):
     def backward(grad_output, output_size, input_size, align_corners=None, **scales):
         extra = align_corners if fixed is None else fixed
         factors = _scales(count, scales)
-        return transpose_of(lambda x: _resize(x, output_size, factors, neighbours, extra), input_size, grad_output)
+
+        def resize(x):
+            return _resize(x, output_size, factors, neighbours, extra)
+
+        return transpose_of(resize, input_size, grad_output)
 
 
 for _count in (1, 2, 3):
@@ -166,7 +170,8 @@ def _sample_one(image, grid, mode: int, padding: int, align: bool):
 
 def _sample(input, grid, mode, padding, align):
     dtype = opmath(input.dtype)
-    return jax.vmap(lambda i, g: _sample_one(i, g, mode, padding, align))(input.astype(dtype), grid.astype(dtype))
+    one = jax.vmap(lambda image, places: _sample_one(image, places, mode, padding, align))
+    return one(input.astype(dtype), grid.astype(dtype))
 
 
 @lower("grid_sampler_2d", "grid_sampler_3d")

@@ -1,9 +1,9 @@
 """Read and write a strided window of a flat buffer.
 
-A window is PyTorch's (size, stride, offset) in elements.  Where the strides nest (each one a
-multiple of the next smaller one or of a common cell, with no overlap) the flat buffer is reshaped to a grid and the
-window is a box of it: slices, reshapes and transposes that XLA fuses and updates in place.
-Every other pattern becomes a gather or scatter with a computed flat index.
+A window is PyTorch's (size, stride, offset) in elements.  Where the strides nest without overlap
+the flat buffer is reshaped to a grid and the window is a box of it: slices, reshapes and
+transposes that XLA fuses and updates in place.  Every other pattern becomes a gather or scatter
+with a computed flat index.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def _box(length: int, size: Sequence[int], stride: Sequence[int], offset: int) -
         if start[-1] + (size[d] - 1) * steps[-1] >= grid[-1]:
             return None
         room, position = cell, position % cell
-    return _Box(
-        tuple(order), (*grid, room), (*start, position), (*extent, 1), (*steps, 1), padded
-    )
+    return _Box(tuple(order), (*grid, room), (*start, position), (*extent, 1), (*steps, 1), padded)
 
 
 def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:

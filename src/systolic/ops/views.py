@@ -194,7 +194,7 @@ def bitcast(self, dtype):
 
 
 @lower("slice_scatter")
-def slice_scatter(self, src, dim=0, start=None, end=None, step=1):
+def _slice_scatter(self, src, dim=0, start=None, end=None, step=1):
     axis = dim % self.ndim
     start, end, step = slice_bounds(self.shape[axis], start, end, step)
     src = cast(src, self.dtype)
@@ -204,14 +204,14 @@ def slice_scatter(self, src, dim=0, start=None, end=None, step=1):
 
 
 @lower("select_scatter")
-def select_scatter(self, src, dim, index):
+def _select_scatter(self, src, dim, index):
     axis = dim % self.ndim
     src = jnp.expand_dims(cast(src, self.dtype), axis)
     return lax.dynamic_update_slice_in_dim(self, src, index % self.shape[axis], axis)
 
 
 @lower("diagonal_scatter")
-def diagonal_scatter(self, src, offset=0, dim1=0, dim2=1):
+def _diagonal_scatter(self, src, offset=0, dim1=0, dim2=1):
     moved = jnp.moveaxis(self, (dim1, dim2), (-2, -1))
     rows, columns = diagonal_positions(*moved.shape[-2:], offset)
     if not rows.size:
@@ -221,6 +221,6 @@ def diagonal_scatter(self, src, offset=0, dim1=0, dim2=1):
 
 
 @lower("as_strided_scatter")
-def as_strided_scatter(self, src, size, stride, storage_offset=None):
+def _as_strided_scatter(self, src, size, stride, storage_offset=None):
     flat = strided.write(self.reshape(-1), src, size, stride, storage_offset or 0)
     return flat.reshape(self.shape)

@@ -22,7 +22,12 @@ def platform_plugin() -> str:
 
 
 def register() -> None:
-    """Apply the overrides (entry point ``vllm.general_plugins``; runs in every vLLM process)."""
+    """Apply the overrides, and make a failed start one line.
+
+    Entry point ``vllm.general_plugins``; runs in every vLLM process.
+    """
+    from ..cli_errors import install_engine_failure_filter
     from .overrides import apply
 
+    install_engine_failure_filter()
     apply()

@@ -36,6 +36,12 @@ OVERRIDES = [
     Override("BlockTable.compute_slot_mapping", "upstream's is a Triton kernel; the positions are on the host here"),
     Override("penalties._convert_to_tensors", "pads the output-token table to a power of two"),
     Override("sampler.batched_count_greater_than", "upstream compiles it with Dynamo per batch size"),
+    Override("Sampler.gather_specific_token_logprobs", "one width; companions keep their own top tokens"),
+    Override("topk_topp_sampler.empty_exponential_noise_like", "memory written once: one program a size"),
+    Override("RMSNorm/RotaryEmbedding/SiluAndMul native forms", "one node of the traced graph each: faster trace"),
+    Override("UnquantizedFusedMoEMethod (TpuMoEMethod)", "upstream leaves experts to out-of-tree platforms: ours here"),
+    Override("fused_topk_router.vllm_topk_softmax/sigmoid", "upstream's are native CUDA kernels; the same in torch"),
+    Override("MoERunner._select_forward", "upstream hides the layer in an opaque operator; our trace sees through it"),
     Override("MinP/LogitBias/MinTokensLogitsProcessor", "index lists of bucketed length; state on the host"),
 ]
 
@@ -49,17 +55,22 @@ def apply() -> None:
         return
     _applied = True
     import vllm.v1.sample.ops.penalties as penalties
+    import vllm.v1.sample.ops.topk_topp_sampler as topk_topp_sampler
     import vllm.v1.sample.sampler as sampler
     import vllm.v1.worker.block_table as block_table
     import vllm.v1.worker.gpu_model_runner as gpu_model_runner
 
-    from . import sampling
+    from . import layers, moe, sampling
 
     gpu_model_runner.AsyncGPUModelRunnerOutput = sampling.AsyncOutput
     gpu_model_runner.apply_grammar_bitmask = sampling.apply_grammar_bitmask
     penalties._convert_to_tensors = sampling.convert_output_tokens
     sampler.batched_count_greater_than = sampling.count_greater_or_equal
+    sampler.Sampler.gather_specific_token_logprobs = sampling.specific_token_logprobs
+    topk_topp_sampler.empty_exponential_noise_like = sampling.noise_like
     block_table.BlockTable.compute_slot_mapping = compute_slot_mapping
+    layers.apply()
+    moe.apply()
     for processor, apply_function in sampling.BUILTIN.items():
         processor.__init__ = sampling.on_host(processor)
         processor.apply = apply_function

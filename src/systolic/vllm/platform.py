@@ -6,6 +6,9 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from ..device import client
+from . import metrics
+
 logger = init_logger("vllm.systolic")
 
 
@@ -24,16 +27,26 @@ class TpuPlatform(Platform):
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
-        """The first one is what ``--dtype auto`` becomes when the model's own is not listed first."""
-        return [torch.float32, torch.bfloat16, torch.float16]
+        """What ``--dtype auto`` may choose: the model's own dtype if listed, else the first.
+
+        On XLA:CPU only float32: 16-bit matmuls of small batches are several times slower there.  An
+        explicit ``--dtype`` is honoured all the same.
+        """
+        if client.tpu_attached():
+            return [torch.bfloat16, torch.float32, torch.float16]
+        return [torch.float32]
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
-        return torch.tpu.get_device_name()
+        return client.kind() if client.tpu_attached() else "XLA on the CPU"
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return torch.tpu.mem_get_info(device_id)[1]
+        return client.memory_info(device_id)[1]
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        """Every dtype of a model runs; :func:`_say_dtype` warns of slow ones."""
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0):
@@ -123,18 +136,19 @@ class TpuPlatform(Platform):
         if not cache.user_specified_block_size:
             cache.block_size = 16
         model = vllm_config.model_config
+        metrics.share_with_children()
         if model is not None:
-            _choose_dtype(model)
+            _say_dtype(model)
         _apply_settings(vllm_config)
 
 
-def _choose_dtype(model) -> None:
-    if model.dtype != torch.float32 and torch.tpu.get_device_properties().platform == "cpu":
-        logger.warning(
-            "dtype %s runs on XLA:CPU, where small batches of 16-bit matmuls are several times slower than "
-            "float32; --dtype float32 is the faster choice here.",
-            model.dtype,
-        )
+def _say_dtype(model) -> None:
+    if client.tpu_attached():
+        return
+    if model.dtype == torch.float32:
+        logger.info("dtype float32: without a TPU, 16-bit matmuls of small batches are several times slower on XLA:CPU")
+    else:
+        logger.warning("dtype %s is several times slower than float32 on XLA:CPU; prefer --dtype float32", model.dtype)
 
 
 def _refuse(vllm_config) -> None:

@@ -99,6 +99,10 @@ class ModelProgram:
             self._step = self._trace_step(inputs)
         return self._step.call([*self.weights.values(), *self.caches, *inputs.flat()])[0]
 
+    def prepare(self, inputs: StepInputs) -> None:
+        """Build the executable for one token bucket without running it."""
+        self._step.prepare([*self.weights.values(), *self.caches, *inputs.flat()])
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocabulary] of hidden states [R, hidden]."""
         if self.eager:

@@ -26,8 +26,6 @@ from .programs import ModelProgram, StepInputs
 
 logger = init_logger("vllm.systolic")
 
-PROMPT_LOGPROBS_ROWS = 32  # rows of prompt logits computed at a time: a fixed size is compiled once
-
 
 @contextlib.contextmanager
 def _host_stand_ins():
@@ -64,8 +62,10 @@ class TpuModelRunner(GPUModelRunner):
         self.previous_tokens = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
         self.program: ModelProgram | None = None
         self.input_batch.logitsprocs = sampling.build_processors(vllm_config, device, self)
-        self._device_metadata = sampling.DeviceMetadata(device)
+        self.logprob_buckets = sampling.logprob_buckets(self.model_config)
+        self._device_metadata = sampling.DeviceMetadata(device, self.logprob_buckets)
         self._tokens = 0
+        self.watch = None  # set at the end of warm-up
 
     def _alias_host_buffers(self) -> None:
         for value in vars(self).values():
@@ -191,6 +191,8 @@ class TpuModelRunner(GPUModelRunner):
         output = self.sampler(logits=logits, sampling_metadata=metadata)
         sampled = output.sampled_token_ids
         self.previous_tokens[: sampled.shape[0]].copy_(sampled.view(-1))
+        if self.watch is not None:
+            self.watch.publish()
         rows = batch.num_reqs
         output.sampled_token_ids = sampled[:rows]
         if output.logprobs_tensors is not None:

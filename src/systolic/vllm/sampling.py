@@ -19,9 +19,19 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 
-from .buckets import power_of_two
+from .buckets import power_of_two, up
 
-LOGPROB_BUCKETS = (0, 1, 5, 20)  # top-k sizes that are compiled; a request gets the first k of its bucket
+LOGPROB_SIZES = (0, 1, 5, 20, 128, 1024)  # top-k sizes that are compiled, up to --max-logprobs
+PROMPT_LOGPROBS_ROWS = 32  # prompt rows scored at a time: a fixed size is compiled once
+TOKEN_ID_LOGPROBS = 128  # columns for ``logprob_token_ids``; upstream refuses longer lists
+
+
+def logprob_buckets(model_config) -> list[int]:
+    """Top-k sizes for any number of logprobs that the server allows; a request gets the first k of its bucket."""
+    vocabulary = model_config.get_vocab_size()
+    most = model_config.max_logprobs
+    most = vocabulary if most == -1 else min(most, vocabulary)
+    return [size for size in LOGPROB_SIZES if size < most] + [most]
 
 
 def build_processors(vllm_config, device, runner):
@@ -29,6 +39,22 @@ def build_processors(vllm_config, device, runner):
     return build_logitsprocs(
         vllm_config, device, False, runner.is_pooling_model, vllm_config.model_config.logits_processors or ()
     )
+
+
+def token_table_width(longest: int) -> int:
+    """Width of a table of prompt or output tokens: 64, 256, 1024, ..."""
+    width = 64
+    while width < longest:
+        width *= 4
+    return width
+
+
+def token_table_widths(limit: int) -> list[int]:
+    """All widths for sequences of at most ``limit`` tokens."""
+    widths = [64]
+    while widths[-1] < limit:
+        widths.append(widths[-1] * 4)
+    return widths
 
 
 def _rows(tensor: torch.Tensor | None, rows: int, fill, device) -> torch.Tensor | None:
@@ -44,8 +70,9 @@ def _rows(tensor: torch.Tensor | None, rows: int, fill, device) -> torch.Tensor 
 class DeviceMetadata:
     """The input batch's sampling metadata, padded and on the device; rebuilt when the batch changes."""
 
-    def __init__(self, device):
+    def __init__(self, device, buckets: list[int]):
         self.device = device
+        self.buckets = buckets
         self._source = None
         self._padded = None
 
@@ -60,7 +87,7 @@ class DeviceMetadata:
         temperature = None if source.temperature is None else source.temperature[:count]
         prompts = source.prompt_token_ids
         if prompts is not None:
-            width = power_of_two(prompts.shape[1], 16)
+            width = token_table_width(prompts.shape[1])
             wide = torch.full((rows, width), vocabulary, dtype=torch.int64)
             wide[: prompts.shape[0], : prompts.shape[1]] = prompts
             prompts = wide.to(device)
@@ -69,7 +96,10 @@ class DeviceMetadata:
             outputs = _PaddedLists(outputs, rows)
         logprobs = source.max_num_logprobs
         if logprobs is not None and logprobs >= 0:
-            logprobs = logprob_bucket(logprobs, vocabulary)
+            logprobs = up(logprobs, self.buckets)
+        wanted = source.logprob_token_ids
+        if wanted:
+            wanted = TokenIdLogprobs.of(wanted, rows, max(logprobs or 0, TOKEN_ID_LOGPROBS), device)
         penalties = not source.no_penalties
 
         def take(tensor, fill):
@@ -82,6 +112,7 @@ class DeviceMetadata:
             top_p=take(source.top_p, 1.0),
             top_k=take(source.top_k, vocabulary),
             max_num_logprobs=logprobs,
+            logprob_token_ids=wanted,
             prompt_token_ids=prompts,
             frequency_penalties=take(source.frequency_penalties, 0.0) if penalties else source.frequency_penalties,
             presence_penalties=take(source.presence_penalties, 0.0) if penalties else source.presence_penalties,
@@ -108,12 +139,40 @@ class _PaddedLists:
         return (self[i] for i in range(self._rows))
 
 
-def logprob_bucket(count: int, vocabulary: int) -> int:
-    """The compiled top-k size for ``count`` logprobs."""
-    for size in LOGPROB_BUCKETS:
-        if count <= size:
-            return size
-    return min(power_of_two(count), vocabulary)
+@dataclasses.dataclass
+class TokenIdLogprobs:
+    """Token ids whose logprobs are wanted: ids int64 [rows, width], given bool [rows, 1] (row has a list)."""
+
+    ids: torch.Tensor
+    given: torch.Tensor
+
+    @classmethod
+    def of(cls, lists: dict[int, list[int]], rows: int, width: int, device) -> "TokenIdLogprobs":
+        """From upstream's lists by row; a list is padded by its last token."""
+        ids = torch.zeros(rows, width, dtype=torch.int64)
+        given = torch.zeros(rows, 1, dtype=torch.bool)
+        for row, tokens in lists.items():
+            ids[row, : len(tokens)] = torch.as_tensor(tokens)
+            ids[row, len(tokens) :] = tokens[-1]
+            given[row] = True
+        return cls(ids.to(device), given.to(device))
+
+
+def specific_token_logprobs(self, logprobs, wanted: TokenIdLogprobs, sampled) -> LogprobsTensors:
+    """Sampler.gather_specific_token_logprobs at one width; rows without a list get their top tokens.
+
+    Upstream leaves rows without a list empty, so a companion's request would lose its own logprobs.
+    """
+    _, top = torch.topk(logprobs, wanted.ids.shape[1], dim=-1)
+    ids = torch.cat((sampled.unsqueeze(-1), torch.where(wanted.given, wanted.ids, top)), dim=1)
+    values = logprobs.gather(-1, ids)
+    own = logprobs.gather(-1, sampled.unsqueeze(-1))
+    return LogprobsTensors(ids.to(torch.int32), values, count_greater_or_equal(logprobs, own))
+
+
+def noise_like(probs: torch.Tensor, use_fp64_gumbel: bool) -> torch.Tensor:
+    """Memory for the sampler's noise, written once: rows put into memory never written are another program."""
+    return torch.ones(probs.shape, dtype=torch.float64 if use_fp64_gumbel else probs.dtype, device=probs.device)
 
 
 def padded_index(values: torch.Tensor, device) -> torch.Tensor:
@@ -187,7 +246,7 @@ BUILTIN = {
 def convert_output_tokens(output_token_ids, vocab_size: int, device) -> torch.Tensor:
     """Output tokens as int64 [rows, power of two], padded with ``vocab_size`` (penalties.py)."""
     lists = list(output_token_ids)
-    width = power_of_two(max((len(x) for x in lists), default=1), 16)
+    width = token_table_width(max((len(x) for x in lists), default=1))
     table = np.full((len(lists), width), vocab_size, np.int64)
     for row, tokens in enumerate(lists):
         table[row, : len(tokens)] = tokens
@@ -214,10 +273,22 @@ def apply_grammar_bitmask(scheduler_output, grammar_output, input_batch, logits)
     logits.masked_fill_(torch.from_numpy(blocked).to(logits.device), -float("inf"))
 
 
+def prompt_scores(runner, hidden_states, index: np.ndarray, targets: np.ndarray, count: int) -> LogprobsTensors:
+    """Scores of ``targets`` and the ``count`` best tokens at rows ``index`` of the hidden states.
+
+    Both arrays are int64 [PROMPT_LOGPROBS_ROWS]. The scores are logprobs, or logits where the server is set so.
+    """
+    logits = runner.program.logits(hidden_states[torch.from_numpy(index)])
+    if runner.model_config.logprobs_mode in ("raw_logits", "processed_logits"):
+        scores = logits.to(torch.float32)
+    else:
+        scores = runner.sampler.compute_logprobs(logits)
+    return runner.sampler.gather_logprobs(scores, count, torch.from_numpy(targets).to(logits.device))
+
+
 def prompt_logprobs(runner, hidden_states, num_scheduled_tokens) -> dict[str, LogprobsTensors | None]:
     """Logprobs of prompt tokens, a fixed number of rows at a time (upstream's loop, at compiled sizes)."""
-    from .runner import PROMPT_LOGPROBS_ROWS as chunk
-
+    chunk = PROMPT_LOGPROBS_ROWS
     finished: dict[str, LogprobsTensors | None] = {}
     wanted = runner.num_prompt_logprobs
     if not wanted:
@@ -254,10 +325,7 @@ def prompt_logprobs(runner, hidden_states, num_scheduled_tokens) -> dict[str, Lo
             index[:size] += np.arange(size)
             targets = np.zeros(chunk, np.int64)
             targets[:size] = request.prompt_token_ids[first + begin : first + begin + size]
-            logits = runner.model.compute_logits(hidden_states[torch.from_numpy(index)])
-            logprobs = runner.sampler.compute_logprobs(logits)
-            size_k = logprob_bucket(count, logits.shape[1])
-            tensors = runner.sampler.gather_logprobs(logprobs, size_k, torch.from_numpy(targets).to(logits.device))
+            tensors = prompt_scores(runner, hidden_states, index, targets, up(count, runner.logprob_buckets))
             where = slice(start + begin, start + begin + size)
             finished_here.logprob_token_ids[where] = tensors.logprob_token_ids.cpu()[:size, : count + 1]
             finished_here.logprobs[where] = tensors.logprobs.cpu()[:size, : count + 1]

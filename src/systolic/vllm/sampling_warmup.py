@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -13,13 +14,18 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 from vllm.v1.sample.metadata import SamplingMetadata
 
-from .sampling import LOGPROB_BUCKETS, _PaddedLists
+from .sampling import (
+    PROMPT_LOGPROBS_ROWS,
+    TOKEN_ID_LOGPROBS,
+    TokenIdLogprobs,
+    _PaddedLists,
+    prompt_scores,
+    token_table_widths,
+)
 
-OUTPUT_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
-
-def _processors(runner) -> LogitsProcessors:
-    """Built-in processors, each used by one request."""
+def _processors(runner, structured: bool = False) -> LogitsProcessors:
+    """Built-in processors, each used by one request; ``structured``: that request has a grammar too."""
     config, host = runner.vllm_config, torch.device("cpu")
     min_p = MinPLogitsProcessor(config, host, False)
     bias = LogitBiasLogitsProcessor(config, host, False)
@@ -31,6 +37,8 @@ def _processors(runner) -> LogitsProcessors:
     bias.bias_tensor, bias.logits_slice = torch.ones(1), (zero, zero)
     min_tokens.min_toks = {0: (1, [], {0}, False)}
     min_tokens.logits_slice = (zero, zero)
+    if structured:
+        min_tokens.restore_logits_slice = (zero, zero)
     return LogitsProcessors([min_p, bias, min_tokens])
 
 
@@ -56,21 +64,30 @@ def combinations(runner, rows: int) -> Iterator[SamplingMetadata]:
         return SamplingMetadata(**{**base, **changes})
 
     yield metadata()
-    for count in LOGPROB_BUCKETS:
+    for count in runner.logprob_buckets:
         yield metadata(max_num_logprobs=count)
-    yield metadata(max_num_logprobs=-1)
+    for width in sorted({max(count, TOKEN_ID_LOGPROBS) for count in runner.logprob_buckets}):
+        yield metadata(logprob_token_ids=TokenIdLogprobs.of({0: [0]}, rows, width, device))
     mixed = dict(temperature=vector(0.5), all_greedy=False, all_random=False, generators=seeded)
     only = dict(temperature=vector(0.5), all_greedy=False, all_random=True, generators=seeded)
     yield metadata(**mixed)
     yield metadata(**only)
+    yield metadata(**{**only, "generators": {}})
     for chosen in ({"top_p": top["top_p"]}, {"top_k": top["top_k"]}, top):
         yield metadata(**mixed, **chosen)
     yield metadata(**mixed, logitsprocs=_processors(runner))
+    yield metadata(logitsprocs=_processors(runner, structured=True))
     yield metadata(allowed_token_ids_mask=torch.zeros(rows, vocabulary, dtype=torch.bool).to(device))
     yield metadata(bad_words_token_ids={0: [[1], [2, 3]]}, output_token_ids=_PaddedLists([[2]], rows))
-    for width in OUTPUT_WIDTHS:
-        if width > 2 * limit:
-            break
+    for width in token_table_widths(limit):
         outputs = _PaddedLists([[1] * min(width, limit)], rows)
         prompts = torch.full((rows, width), vocabulary, dtype=torch.int64).to(device)
         yield metadata(no_penalties=False, prompt_token_ids=prompts, output_token_ids=outputs)
+
+
+def score_prompts(runner, hidden: torch.Tensor) -> None:
+    """Run every size of prompt logprobs on the hidden states [T, hidden] of one token bucket."""
+    index = targets = np.zeros(PROMPT_LOGPROBS_ROWS, np.int64)
+    with torch.no_grad():
+        for count in runner.logprob_buckets:
+            prompt_scores(runner, hidden, index, targets, count)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 import torch
 from vllm.logger import init_logger
 
 from ..compile import executables
+from . import metrics, sampling_warmup
 
 logger = init_logger("vllm.systolic")
 
@@ -50,36 +53,65 @@ def run(runner) -> None:
     if runner.model_config.enforce_eager:
         startup.stop()
         logger.info("eager mode: nothing is compiled ahead; operators are compiled when they first run")
+        _finish(runner)
         return
-    from tqdm import tqdm
-
     startup.start("trace")
     runner.program.trace(_inputs(runner, runner.token_buckets[-1]), _hidden_size(runner), runner.model_config.dtype)
-    before = (executables.statistics.compilations, executables.statistics.cache_hits)
     startup.start("compile")
-    hidden = {}
-    bar = tqdm(runner.token_buckets + runner.request_buckets, desc="Preparing programs", unit="size")
-    for position, size in enumerate(bar):
-        if position < len(runner.token_buckets):
-            bar.set_postfix_str(f"{size} tokens")
-            hidden[size] = runner.program.step(_inputs(runner, size))
-        else:
-            if position == len(runner.token_buckets):
-                startup.start("warmup")
-            bar.set_postfix_str(f"{size} requests")
-            _sample(runner, hidden, size)
+    # Half of a compilation holds the interpreter, half is XLA's: one thread per core keeps both busy.
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        inputs = [_inputs(runner, size) for size in runner.token_buckets]
+        _each(pool, runner.program.prepare, inputs, "Compiling the model", "token buckets")
+        hidden = {size: runner.program.step(given) for size, given in zip(runner.token_buckets, inputs)}
+        torch.tpu.synchronize()
+        startup.start("warmup")
+        _each(pool, lambda rows: _sample(runner, hidden, rows), runner.request_buckets, "Compiling the sampler",
+              "request buckets")  # fmt: skip
+    for states in hidden.values():
+        sampling_warmup.score_prompts(runner, states)
     torch.tpu.synchronize()
     startup.stop()
-    compiled = executables.statistics.compilations - before[0]
-    loaded = executables.statistics.cache_hits - before[1]
-    logger.info("warm-up: %d programs compiled, %d loaded from the cache", compiled, loaded)
-    logger.info(startup.report())
+    logger.info(
+        "warm-up: %d programs compiled, %d loaded from the program cache",
+        executables.statistics.compilations, executables.statistics.cache_hits,
+    )  # fmt: skip
+    _finish(runner)
+
+
+def _each(pool, function, items, title: str, unit: str) -> None:
+    """Run ``function`` on each item in the pool behind a progress bar; the largest items go first."""
+    from tqdm import tqdm
+
+    futures = [pool.submit(function, item) for item in reversed(items)]
+    for future in tqdm(as_completed(futures), total=len(futures), desc=title, unit=f" {unit}", disable=None):
+        future.result()
+
+
+def _finish(runner) -> None:
     print(startup.report(), flush=True)
-    executables.on_compilation(_late)
+    runner.watch = Watch()
+    executables.on_compilation(runner.watch.compiled)
+    runner.watch.publish()
 
 
-def _late(name: str, seconds: float) -> None:
-    logger.warning("compiled %s in %.2f s after warm-up: this size or operator was not prepared", name, seconds)
+class Watch:
+    """Says when serving needs a compilation or a CPU fallback, which warm-up should have prevented."""
+
+    def __init__(self) -> None:
+        self.late = 0
+        self._published = None
+
+    def compiled(self, name: str, seconds: float) -> None:
+        """Observer of compilations after warm-up."""
+        self.late += 1
+        logger.warning("compiled %s in %.2f s after warm-up: this size or operator was not prepared", name, seconds)
+
+    def publish(self) -> None:
+        """Write the counters if one changed."""
+        state = (executables.statistics.compilations, sum(torch.tpu.fallbacks().values()))
+        if state != self._published:
+            self._published = state
+            metrics.publish(self.late)
 
 
 def _hidden_size(runner) -> int:
@@ -100,13 +132,13 @@ def _inputs(runner, tokens: int):
 
 def _sample(runner, hidden, rows: int) -> None:
     """Run logits and every feature of the sampler for one request bucket."""
-    from .sampling_warmup import combinations
-
     index = torch.from_numpy(np.zeros(rows, np.int64))
     logits = None
     for size, states in hidden.items():
         if size >= rows or size == runner.token_buckets[-1]:
-            logits = runner.program.logits(states[index])
-    for metadata in combinations(runner, rows):
-        output = runner.sampler(logits=logits.clone(), sampling_metadata=metadata)
-        runner.previous_tokens[:rows].copy_(output.sampled_token_ids.view(-1))
+            selected = states[index]
+            logits = runner.program.logits(selected) if logits is None else logits
+    with torch.no_grad():
+        for metadata in sampling_warmup.combinations(runner, rows):
+            output = runner.sampler(logits=logits.clone(), sampling_metadata=metadata)
+            runner.previous_tokens[:rows].copy_(output.sampled_token_ids.view(-1))

@@ -55,8 +55,9 @@ class TpuWorker(Worker):
             return explicit
         share = self.cache_config.gpu_memory_utilization
         if torch.tpu.get_device_properties(self.device).platform == "cpu":
-            # The machine's memory is shared with everything else that runs on it.
-            available = int(free * min(share, HOST_SHARE))
+            # The machine's memory is shared with everything else on it. A fixed size also keeps the cache's shape,
+            # and with it the stored programs, the same from start to start.
+            available = min(HOST_CACHE_BYTES, int(free * share))
         else:
             available = int(total * share) - (total - free)
         if available <= 0:
@@ -83,4 +84,4 @@ class TpuWorker(Worker):
         raise NotImplementedError("profiling through the API is not supported on tpu yet")
 
 
-HOST_SHARE = 0.5  # of the free memory of a machine without a TPU
+HOST_CACHE_BYTES = 4 << 30  # KV cache on a machine without a TPU; --kv-cache-memory-bytes asks for another size

@@ -15,22 +15,17 @@ class Program {
  public:
   explicit Program(py::object builder) : builder_(std::move(builder)) {}
 
+  // Build the executable for these arguments without running it. Other threads may build others meanwhile.
+  void prepare(const py::list& arguments) {
+    Gather gather;
+    lookup(gather, arguments);
+  }
+
   py::list call(const py::list& arguments) {
     Gather gather;
-    walk(gather, arguments, nullptr);
-    if (gather.device < 0) gather.device = current_device();
-    gather.key.push_back(static_cast<char>(gather.device));
-    auto found = cache_.entries.find(gather.key);
-    if (found == cache_.entries.end()) {
-      Gather described;
-      described.describing = true;
-      py::list descriptions;
-      walk(described, arguments, &descriptions);
-      auto entry = parse_entry(builder_(descriptions, static_cast<int>(gather.device), py::bytes(gather.key)));
-      found = cache_.entries.emplace(gather.key, std::move(entry)).first;
-    }
+    const Entry& entry = lookup(gather, arguments);
     std::vector<at::Tensor> created;
-    run_entry(*found->second, gather, created);
+    run_entry(entry, gather, created);
     py::list out;
     for (auto& tensor : created) out.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
     return out;
@@ -39,6 +34,20 @@ class Program {
   size_t size() const { return cache_.entries.size(); }
 
  private:
+  const Entry& lookup(Gather& gather, const py::list& arguments) {
+    walk(gather, arguments, nullptr);
+    if (gather.device < 0) gather.device = current_device();
+    gather.key.push_back(static_cast<char>(gather.device));
+    auto found = cache_.entries.find(gather.key);
+    if (found != cache_.entries.end()) return *found->second;
+    Gather described;
+    described.describing = true;
+    py::list descriptions;
+    walk(described, arguments, &descriptions);
+    auto entry = parse_entry(builder_(descriptions, static_cast<int>(gather.device), py::bytes(gather.key)));
+    return *cache_.entries.emplace(gather.key, std::move(entry)).first->second;
+  }
+
   static void walk(Gather& gather, const py::list& arguments, py::list* descriptions) {
     for (auto item : arguments) {
       py::object described;
@@ -86,8 +95,10 @@ void replace_array(const at::Tensor& tensor, py::object array) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_hooks();
-  py::class_<Program>(m, "Program").def(py::init<py::object>()).def("__call__", &Program::call).def("__len__",
-                                                                                                   &Program::size);
+  py::class_<Program>(m, "Program").def(py::init<py::object>())
+      .def("__call__", &Program::call)
+      .def("prepare", &Program::prepare)
+      .def("__len__", &Program::size);
   m.def("register_operator", &register_operator);
   m.def("list_operators", &list_operators);
   m.def("fallback_counts", &fallback_counts);

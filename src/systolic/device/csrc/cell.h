@@ -1,7 +1,7 @@
 // A storage's data pointer owns a Cell; the cell holds one immutable XLA buffer (a jax.Array).
 // Views share the storage, hence the cell: aliasing is right by construction.
 #pragma once
-#include <torch/extension.h>
+#include <ATen/ATen.h>
 
 #include <c10/core/CachingDeviceAllocator.h>
 

@@ -5,7 +5,9 @@
 // contiguous views stay out of the key: they are run-time inputs, so a new value never recompiles.
 #pragma once
 #include "cell.h"
+#include "python_side.h"
 
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
 #include <string>

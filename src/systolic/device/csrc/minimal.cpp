@@ -6,6 +6,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/Resize.h>
+#include <torch/library.h>
 
 namespace py = pybind11;
 

@@ -3,7 +3,7 @@
 #include "generator.h"
 #include "python_side.h"
 
-#include <deque>
+#include <mutex>
 #include <thread>
 
 namespace py = pybind11;
@@ -47,6 +47,25 @@ void wait_for_readers(const Cell& cell) {
   while (cell.readers.load() != 0) std::this_thread::yield();
 }
 
+// Between reading a cell's array and storing its successor no other thread may donate that array, and JAX
+// releases the GIL in between: launches take turns.
+class LaunchTurn {
+ public:
+  LaunchTurn() {
+    if (mutex().try_lock()) return;
+    // The holder needs the GIL to finish.
+    py::gil_scoped_release release;
+    mutex().lock();
+  }
+  ~LaunchTurn() { mutex().unlock(); }
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static auto* instance = new std::recursive_mutex;
+    return *instance;
+  }
+};
+
 }  // namespace
 
 uint64_t launches() { return launch_count; }
@@ -72,6 +91,7 @@ std::unique_ptr<Entry> parse_entry(const py::object& description) {
 
 void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created) {
   const int device = call.device < 0 ? current_device() : call.device;
+  LaunchTurn turn;
   c10::SmallVector<PyObject*, 64> arguments;
   arguments.push_back(nullptr);  // room that vectorcall may use
   // Scalars that are not cached by value must live until the call returns.
@@ -119,9 +139,16 @@ void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& create
     }
   }
   if (!entry.outputs.empty()) {
-    // Every result of one program becomes ready together: one is enough to wait for.
-    static auto* note = new py::object(python_function("note_launch"));
-    (*note)(py::handle(PyTuple_GET_ITEM(raw, 0)), device);
+    // Every result of one program becomes ready together: one is enough to wait for. Small programs on
+    // XLA:CPU have finished by now and need no note.
+    static auto* is_ready = PyUnicode_InternFromString("is_ready");
+    PyObject* ready = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(raw, 0), is_ready);
+    if (!ready) throw py::error_already_set();
+    Py_DECREF(ready);
+    if (ready != Py_True) {
+      static auto* note = new py::object(python_function("note_launch"));
+      (*note)(py::handle(PyTuple_GET_ITEM(raw, 0)), device);
+    }
   }
 }
 

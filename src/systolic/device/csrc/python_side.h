@@ -1,6 +1,6 @@
 // Calls from the C++ core into systolic.device.runtime, the Python half of the device.
 #pragma once
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace systolic {
 

@@ -10,7 +10,7 @@ import torch
 from ...compile.interpreter import register_custom
 
 # Above this many rows the product is bound by arithmetic and XLA's own matmul is as fast.
-MAX_ROWS = 64
+MAX_ROWS = 128
 
 _library = torch.library.Library("systolic", "FRAGMENT")
 _library.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")

@@ -77,7 +77,9 @@ struct Partial {
     std::fill_n(values + row * dim_padded, dim_padded, 0.0f);
   }
 
-  bool Empty(int64_t row) const { return maximum[row] == -kInfinity && HorizontalSum(Load(sum + row * kLanes)) == 0; }
+  bool Empty(int64_t row) const {
+    return maximum[row] == -kInfinity && HorizontalSum(Load(sum + row * kLanes)) == 0;
+  }
 
   // Adds row `from_row` of another partial to row `row`.
   __attribute__((noinline)) void Merge(int64_t row, const Partial& from, int64_t from_row) {

@@ -30,8 +30,8 @@ ffi::Error CheckSequences(const AttentionCall& call, int64_t sequences, const in
     const int64_t queries = int64_t(starts[s + 1]) - starts[s];
     if (queries < 0 || starts[s + 1] > call.tokens) {
       return ffi::Error::InvalidArgument(
-          Text("query_start_loc", s + 1, "is", starts[s + 1], "; it must not fall and must stay within the tokens: ",
-               call.tokens));
+          Text("query_start_loc", s + 1, "is", starts[s + 1],
+               "; it must not fall and must stay within the tokens: ", call.tokens));
     }
     if (lengths[s] < queries) {
       return ffi::Error::InvalidArgument(

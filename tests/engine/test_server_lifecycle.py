@@ -1,0 +1,146 @@
+"""Starting that cannot work ends with one clear line; SIGTERM ends a server in time, whatever it does."""
+
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+from server import STOP_SECONDS, Server, command, environment, free_port
+
+pytestmark = pytest.mark.xdist_group("engine")
+
+# Importing vLLM and reading the configuration, with room for a busy machine.
+REFUSE_SECONDS = 120
+SMALL = ("--max-model-len", 256, "--max-num-seqs", 2, "--kv-cache-memory-bytes", 2**28)
+
+
+def refused(*arguments: object, expect: str) -> None:
+    """`systolic serve ARGUMENTS` fails with one line that matches `expect` and shows no traceback."""
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=REFUSE_SECONDS, env=environment()
+    )
+    assert done.returncode not in (0, None) and done.returncode > 0, (done.returncode, done.stderr[-2000:])
+    everything = done.stdout + done.stderr
+    assert "Traceback" not in everything and 'File "' not in everything, everything[-3000:]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("systolic serve:")]
+    assert len(lines) == 1, done.stderr[-2000:]
+    assert re.search(expect, lines[0]), lines[0]
+
+
+def test_model_path_that_does_not_exist():
+    refused("/nowhere/model", expect="/nowhere/model does not exist; give an existing folder")
+
+
+def test_model_folder_without_a_model(tmp_path):
+    refused(tmp_path, expect=f"{re.escape(str(tmp_path))} has no config.json; give the folder")
+
+
+def test_port_in_use(model_folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        refused(model_folder, "--host", "127.0.0.1", "--port", port, expect=rf"port {port}.*in use.*--port")
+
+
+def test_option_that_is_not_supported(model_folder):
+    options = ("--port", free_port(), "--tensor-parallel-size", 2)
+    refused(model_folder, *options, expect="--tensor-parallel-size 2 .* use --tensor-parallel-size 1")
+
+
+def test_combination_that_cannot_work(model_folder):
+    options = ("--port", free_port(), "--max-num-batched-tokens", 128, "--no-enable-chunked-prefill")
+    refused(model_folder, *options, "--max-model-len", 1024, expect=r"max_num_batched_tokens.*128.*max_model_len")
+
+
+def test_context_longer_than_the_model(model_folder):
+    refused(model_folder, "--port", free_port(), "--max-model-len", 999_999, expect="999999.*8192")
+
+
+def test_out_of_memory_at_start(model_folder):
+    options = ("--port", free_port(), "--kv-cache-memory-bytes", 10**15)
+    refused(model_folder, *options, expect="--kv-cache-memory-bytes 1000000000000000 .* ask for less")
+
+
+def test_cache_too_small_for_one_request(model_folder):
+    options = ("--port", free_port(), "--max-model-len", 2048, "--kv-cache-memory-bytes", 10**6)
+    refused(model_folder, *options, expect="(?i)kv cache.*2048")
+
+
+def test_sigterm_during_start(model_folder):
+    process = subprocess.Popen(
+        command(model_folder, "--port", free_port()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=environment(),
+    )  # fmt: skip
+    time.sleep(5)
+    assert process.poll() is None, "it ended by itself"
+    process.terminate()
+    try:
+        _, error = process.communicate(timeout=STOP_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and b"Traceback" not in error, error[-2000:]
+
+
+@pytest.fixture(scope="module")
+def eager_server(model_folder, tmp_path_factory):
+    """A server that compiles nothing ahead."""
+    log = tmp_path_factory.mktemp("eager") / "log.txt"
+    with Server(log, model_folder, "--enforce-eager", *SMALL) as running:
+        running.wait_ready()
+        yield running
+
+
+def test_eager_mode_answers_like_the_reference(eager_server, reference):
+    assert "eager mode: nothing is compiled ahead" in eager_server.text()
+    prompt = "The capital of France is"
+    expected = reference.generate(reference.ids(prompt), 6)
+    expected.check(eager_server.choice(prompt, max_tokens=6)["token_ids"])
+
+
+def test_sigterm_ends_a_busy_server_and_its_processes(eager_server):
+    """The last test of the module: it ends the eager server while two requests run."""
+    family = psutil.Process(eager_server.process.pid).children(recursive=True)
+    assert family, "the engine runs in a process of its own"
+    outcomes = []
+
+    def ask():
+        try:
+            outcomes.append(eager_server.post({"prompt": "Once", "max_tokens": 200, "ignore_eos": True}).status_code)
+        except httpx.TransportError:
+            outcomes.append("closed")
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    limit = time.monotonic() + 30
+    while eager_server.metric("vllm:num_requests_running") < 2 and time.monotonic() < limit:
+        time.sleep(0.1)
+    code, seconds = eager_server.stop()
+    for thread in threads:
+        thread.join()
+    assert code == 0 and seconds < STOP_SECONDS
+    assert "Traceback" not in eager_server.text()
+    assert len(outcomes) == 2
+    gone, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive, [process.cmdline() for process in alive]
+
+
+def test_ctrl_c_while_starting_says_so(model_folder):
+    process = subprocess.Popen(
+        command(model_folder, "--port", free_port()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=environment(),
+    )  # fmt: skip
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, error = process.communicate(timeout=STOP_SECONDS)
+    finally:
+        process.kill()
+    # 130 is what a shell reports for Ctrl-C.
+    assert process.returncode in (130, -signal.SIGINT) and b"Traceback" not in error, error[-2000:]
