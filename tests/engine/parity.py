@@ -18,6 +18,9 @@ from typing import Any
 # A greedy choice between two logits closer than this is decided by rounding: both answers are right.
 TIE = 1e-4
 
+# Seconds for one child process on a busy machine; idle ones take a fraction of it.
+TIMEOUT = 800
+
 
 @dataclass
 class Job:
@@ -47,8 +50,8 @@ class EngineResult:
     tokens: for each job, for each prompt, the generated ids; gaps: the top-2 logprob gap of each of
     those where the job asked for logprobs, else empty; texts: the generated texts; cached: prompt tokens
     found in the prefix cache, per prompt; preemptions: how often the scheduler preempted a request;
-    step_tokens: tokens of each scheduler step; warm_up, late: programs compiled, or loaded from the
-    disk cache, by the engine's start and after it; fallbacks: operators that ran on the CPU instead,
+    step_tokens: tokens of each scheduler step; warm_up, late: names of the programs compiled, or
+    loaded from the disk cache, by the engine's start and after it; fallbacks: operators that ran on the CPU instead,
     with counts.
     """
 
@@ -58,12 +61,12 @@ class EngineResult:
     cached: list[list[int]]
     preemptions: int
     step_tokens: list[int]
-    warm_up: int
-    late: int
+    warm_up: list[str]
+    late: list[str]
     fallbacks: dict[str, int]
 
 
-def engine(engines: list[Engine], timeout: float = 280) -> list[EngineResult]:
+def engine(engines: list[Engine], timeout: float = TIMEOUT) -> list[EngineResult]:
     """Run `engines` in one new process; raises AssertionError with the end of its output if it fails."""
     spec = [{"options": e.options, "jobs": [vars(job) for job in e.jobs]} for e in engines]
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
@@ -78,7 +81,7 @@ class Reference:
     gaps: list[list[float]]
 
 
-def reference(requests: list[tuple[Path, list[list[int]], int]], timeout: float = 280) -> list[Reference]:
+def reference(requests: list[tuple[Path, list[list[int]], int]], timeout: float = TIMEOUT) -> list[Reference]:
     """What `transformers` generates for each (model folder, prompts, number of tokens).
 
     Prompts of equal length share a batch, so that nothing is ever padded.
@@ -162,11 +165,11 @@ def _run_engine(options, jobs):
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     torch.set_num_threads(2)
-    before = _programs()
+    made = _made_programs()
     fallbacks = dict(torch.tpu.fallbacks())
     llm = LLM(dtype="float32", disable_log_stats=True, **options)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    ready = _programs()
+    ready = len(made)
     counts = {"preemptions": 0}
     step_tokens: list[int] = []
     preempt, schedule = scheduler._preempt_request, scheduler.schedule
@@ -183,14 +186,13 @@ def _run_engine(options, jobs):
 
     scheduler._preempt_request, scheduler.schedule = counted_preempt, counted_schedule
     outputs = [_run_job(llm, job) for job in jobs]
-    late = _programs() - ready
     now = {name: count - fallbacks.get(name, 0) for name, count in torch.tpu.fallbacks().items()}
     result = {
         **{key: [output[key] for output in outputs] for key in ("tokens", "gaps", "texts", "cached")},
         "preemptions": counts["preemptions"],
         "step_tokens": step_tokens,
-        "warm_up": ready - before,
-        "late": late,
+        "warm_up": made[:ready],
+        "late": made[ready:],
         "fallbacks": {name: count for name, count in now.items() if count},
     }
     del scheduler._preempt_request, scheduler.schedule
@@ -200,10 +202,20 @@ def _run_engine(options, jobs):
     return result
 
 
-def _programs() -> int:
-    from systolic.compile.executables import statistics
+def _made_programs() -> list[str]:
+    """A new list to which the name of every program is added that the device compiles or loads from now on."""
+    from systolic.compile import executables
 
-    return statistics.compilations + statistics.cache_hits
+    made: list[str] = []
+    original = getattr(executables.build, "original", executables.build)
+
+    def build(name, *args):
+        made.append(name)
+        return original(name, *args)
+
+    build.original = original
+    executables.build = build
+    return made
 
 
 def _run_job(llm, job):

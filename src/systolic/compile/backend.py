@@ -21,6 +21,7 @@ from ..ops import registry
 from . import executables
 from .interpreter import Sizes, run
 from .passes import keep_weights_as_stored
+from .repeats import find
 
 _numbers = itertools.count()
 
@@ -93,6 +94,8 @@ class CompiledGraph:
         self.results = [o for o in self.outputs if isinstance(o, Node) and isinstance(o.meta.get("val"), torch.Tensor)]
         output.args = ((*self.results, *self.mutations.values()),)
         self.random_nodes = sum(self._is_random(n) for n in self.graph.nodes)
+        # Random operators take their keys in graph order, so a graph with any is walked node by node.
+        self.repeats = None if self.random_nodes else find(self.graph)
         self.digest = self._digest()
         self.program = _C.Program(self._build)
         self.plain = len(self.results) == len(self.outputs)
@@ -197,7 +200,7 @@ class CompiledGraph:
             buffers, offsets, numbers, state = inputs.split(arrays, random)
             given = [inputs.read(v, buffers, offsets) if isinstance(v, Window) else self._plain(v, numbers) for v in values]
             keys = (random_key(state + jnp.array([0, 4 * i], state.dtype)) for i in range(self.random_nodes))
-            produced = run(self.graph, given, sizes, keys)
+            produced = run(self.graph, given, sizes, keys, self.repeats)
             return finish(produced, targets, metas, inputs, buffers, offsets)
 
         plan_outputs = plan(targets, metas, inputs)

@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 
 from ..ops import registry
 from ..ops.numerics import jdtype
+from .repeats import Repeats
 
 # Custom operators: name -> function(arguments by schema name) -> JAX result(s).
 _custom: dict[str, Any] = {}
@@ -71,17 +72,28 @@ def _specs(value, sizes: Sizes) -> list:
     return [_spec(value, sizes)]
 
 
-def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None) -> list:
+def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None, repeats: Repeats | None = None) -> list:
     """Evaluate a graph.  ``inputs`` go to its placeholders in order; ``keys`` yields random keys.
 
+    ``repeats`` names equal groups of nodes: JAX then traces one of them and calls it for each.
     Returns the flat list of the graph's outputs (None where the graph returns none).
     """
     sizes = sizes or Sizes()
     values: dict[Node, Any] = {}
     remaining = iter(inputs)
     last_use = _last_uses(graph)
+    starts = repeats.starts() if repeats else {}
+    body = _body(repeats.groups[0], sizes) if repeats else None
+    done: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder":
+        if node in done:
+            pass
+        elif node in starts:
+            group = starts[node]
+            results = body(*(values[n] for n in group.inputs))
+            values.update(zip(group.outputs, results))
+            done.update(group.nodes)
+        elif node.op == "placeholder":
             values[node] = next(remaining)
         elif node.op == "get_attr":
             values[node] = _constant(graph.owning_module, node.target)
@@ -99,6 +111,22 @@ def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None) -> li
         for dead in last_use.get(node, ()):
             values.pop(dead, None)
     raise RuntimeError("graph has no output node")
+
+
+def _body(group, sizes: Sizes):
+    """A jitted function of a group's inputs that returns its outputs."""
+    import jax
+
+    def body(*given):
+        values = dict(zip(group.inputs, given))
+        for node in group.nodes:
+            for size in node.all_input_nodes:  # sizes are captured as plain numbers
+                if size not in values and not isinstance(size.meta.get("val"), torch.Tensor):
+                    values[size] = sizes.concrete(size.meta["val"])
+            values[node] = _call(node, values, sizes, None)
+        return tuple(values[node] for node in group.outputs)
+
+    return jax.jit(body)
 
 
 def _last_uses(graph: Graph) -> dict[Node, list[Node]]:

@@ -8,24 +8,26 @@ import bisect
 def token_buckets(limit: int) -> list[int]:
     """Token counts for a step of at most ``limit`` tokens.
 
-    Powers of two while a step is bound by reading weights (padding is free there); from 64 on three
+    Powers of two while a step is bound by reading weights (padding is free there); from 64 on two
     sizes per doubling, since a prefill's time grows with every padded token.
     """
     sizes = [1, 2, 4, 8, 16, 32, 64]
-    step = 64
     while sizes[-1] < limit:
-        sizes += [step * 5 // 4, step * 3 // 2, step * 2] if step >= 128 else [step * 3 // 2, step * 2]
-        step *= 2
+        step = sizes[-1]
+        sizes += [step * 3 // 2, step * 2]
     return sorted({min(size, limit) for size in sizes})
 
 
 def request_buckets(limit: int) -> list[int]:
-    """Request counts for at most ``limit`` requests: powers of two, then the limit itself."""
+    """Request counts for at most ``limit`` requests: powers of four, then the limit itself.
+
+    Logits of four rows cost as much as of one (the output head is read once), so fine steps buy nothing.
+    """
     sizes = []
     size = 1
     while size < limit:
         sizes.append(size)
-        size *= 2
+        size *= 4
     return [*sizes, limit]
 
 
