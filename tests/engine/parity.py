@@ -87,7 +87,8 @@ def reference(requests: list[tuple[Path, list[list[int]], int]], timeout: float 
     Prompts of equal length share a batch, so that nothing is ever padded.
     """
     spec = [{"model": str(model), "prompts": prompts, "count": count} for model, prompts, count in requests]
-    environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    # Waiting threads sleep: beside other work, spinning ones would take the time of those that compute.
+    environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_WAIT_POLICY": "PASSIVE"}
     return [Reference(**item) for item in _run("reference", spec, environment, timeout)]
 
 

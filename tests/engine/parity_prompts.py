@@ -6,8 +6,9 @@ import heapq
 import inspect
 import pydoc_data.topics
 
-# One token, around one block of 16, around one and four token buckets, and longer than one chunk of 512.
-LENGTHS = (1, 2, 3, 7, 15, 16, 17, 33, 64, 127, 128, 129, 250, 400, 511, 700)
+# One token, around one block of 16 and one token bucket of 128, and longer than one chunk of 512. Repeated
+# lengths make larger batches of equal length for the reference.
+LENGTHS = (1, 2, 15, 15, 16, 16, 17, 17, 127, 127, 128, 128, 129, 129, 400, 700)
 
 SCRIPTS = (
     "Ένα μικρό βήμα για τον άνθρωπο. Съешь же ещё этих мягких булок. 東京は今日も雨です。 "
@@ -27,7 +28,7 @@ def _texts() -> dict[str, str]:
 
 
 def small_model_prompts(tokenizer) -> dict[str, list[int]]:
-    """Label to token ids, for each kind of text and each of `LENGTHS`; `tokenizer` is a `tokenizers` one.
+    """Label to token ids, for each kind of text and each entry of `LENGTHS`; `tokenizer` is a `tokenizers` one.
 
     Each prompt starts at another place of its text. The texts come from the standard library, so that
     they are the same everywhere with one Python version.
@@ -38,5 +39,5 @@ def small_model_prompts(tokenizer) -> dict[str, list[int]]:
         for number, length in enumerate(LENGTHS):
             start = 13 * number + 1
             assert len(ids) >= start + length, f"the {kind} text has only {len(ids)} tokens"
-            prompts[f"{kind}, {length} tokens"] = ids[start : start + length]
+            prompts[f"{kind} from token {start}, {length} tokens"] = ids[start : start + length]
     return prompts

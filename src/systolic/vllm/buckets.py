@@ -8,13 +8,13 @@ import bisect
 def token_buckets(limit: int) -> list[int]:
     """Token counts for a step of at most ``limit`` tokens.
 
-    Powers of two while a step is bound by reading weights (padding is free there); from 64 on two
-    sizes per doubling, since a prefill's time grows with every padded token.
+    Powers of two while a step is bound by reading weights (padding is free there); from 64 on at most an
+    eighth is padding, since a prefill's time grows with every padded token: a prompt of 1,024 tokens beside
+    one decoding request must not pay for 1,536.
     """
     sizes = [1, 2, 4, 8, 16, 32, 64]
     while sizes[-1] < limit:
-        step = sizes[-1]
-        sizes += [step * 3 // 2, step * 2]
+        sizes.append(sizes[-1] + max(16, (1 << (sizes[-1].bit_length() - 1)) // 8))
     return sorted({min(size, limit) for size in sizes})
 
 

@@ -136,11 +136,11 @@ def _inputs(runner, tokens: int):
 def _sample(runner, hidden, rows: int) -> None:
     """Run logits and every feature of the sampler for one request bucket."""
     index = torch.from_numpy(np.zeros(rows, np.int64))
-    logits = None
-    for size, states in hidden.items():
-        if size >= rows or size == runner.token_buckets[-1]:
-            selected = states[index]
-            logits = runner.program.logits(selected) if logits is None else logits
+    smaller = [bucket for bucket in runner.request_buckets if bucket < rows]
+    fewest = smaller[-1] + 1 if smaller else 1  # requests that are padded to `rows`; each has a token at least
+    # Token buckets below that never meet this request bucket.
+    selected = [states[index] for size, states in hidden.items() if size >= fewest]
+    logits = runner.program.logits(selected[0])
     with torch.no_grad():
         for metadata in sampling_warmup.combinations(runner, rows):
             output = runner.sampler(logits=logits.clone(), sampling_metadata=metadata)

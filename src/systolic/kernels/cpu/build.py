@@ -28,7 +28,11 @@ SOURCES = pathlib.Path(__file__).parent / "csrc"
 
 # FFI target name -> symbol in the library.
 TARGETS = {
+    "systolic_add_rms_norm": "SystolicAddRmsNorm",
     "systolic_paged_attention": "SystolicPagedAttention",
+    "systolic_rms_norm": "SystolicRmsNorm",
+    "systolic_rotary": "SystolicRotary",
+    "systolic_silu_and_mul": "SystolicSiluAndMul",
     "systolic_small_linear": "SystolicSmallLinear",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,3 +41,55 @@ def small_linear_cpu(x, weight, bias=None):
     call = jax.ffi.ffi_call("systolic_small_linear",
                             jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32))
     return call(x, weight, jnp.zeros((0,), jnp.float32) if bias is None else bias)
+
+
+def rms_norm_cpu(x, weight=None, *, epsilon: float):
+    """RMS norm over the last axis as one custom call; see `systolic.kernels.decoder.rms_norm`.
+
+    x: [..., d] float32; weight: [d] float32 or None.
+    """
+    load()
+    rows = _rows(x)
+    weight = jnp.zeros((0,), jnp.float32) if weight is None else weight
+    call = jax.ffi.ffi_call("systolic_rms_norm", jax.ShapeDtypeStruct(rows.shape, jnp.float32))
+    return call(rows, weight, epsilon=np.float32(epsilon)).reshape(x.shape)
+
+
+def add_rms_norm_cpu(x, residual, weight=None, *, epsilon: float):
+    """(rms_norm(x + residual), x + residual) as one custom call; see `systolic.kernels.decoder`.
+
+    x and residual: [..., d] float32; weight: [d] float32 or None.
+    """
+    load()
+    rows = _rows(x)
+    weight = jnp.zeros((0,), jnp.float32) if weight is None else weight
+    result = jax.ShapeDtypeStruct(rows.shape, jnp.float32)
+    call = jax.ffi.ffi_call("systolic_add_rms_norm", (result, result))
+    normed, total = call(rows, _rows(residual), weight, epsilon=np.float32(epsilon))
+    return normed.reshape(x.shape), total.reshape(x.shape)
+
+
+def rotary_cpu(positions, x, cos_sin_cache, *, head_size: int, rotary_dim: int, neox: bool):
+    """Rotary embedding as one custom call; see `systolic.kernels.decoder.rotary`.
+
+    positions: [T] int32 or int64; x: [T, heads * head_size] float32; cos_sin_cache: [P, rotary_dim]
+    float32 with P > 0.
+    """
+    load()
+    call = jax.ffi.ffi_call("systolic_rotary", jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    return call(positions, x, cos_sin_cache, head_size=np.int64(head_size), rotary_dim=np.int64(rotary_dim),
+                neox=np.bool_(neox))
+
+
+def silu_and_mul_cpu(x):
+    """silu(x[..., :d]) * x[..., d:] as one custom call; x: [..., 2 d] float32, returns [..., d]."""
+    load()
+    rows = _rows(x)
+    width = x.shape[-1] // 2
+    result = jax.ShapeDtypeStruct((rows.shape[0], width), jnp.float32)
+    return jax.ffi.ffi_call("systolic_silu_and_mul", result)(rows).reshape(*x.shape[:-1], width)
+
+
+def _rows(x):
+    """x [..., d] as [M, d]; d comes from the shape, as -1 has no meaning for an empty array."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -13,12 +13,6 @@ constexpr int kWeightRows = 4;
 constexpr int kInputRows = kLanes >= 16 ? 6 : 3;  // 4 x 6 accumulators fit 32 registers, 4 x 3 fit 16
 constexpr int64_t kPanelRows = 8;  // rows of W that stay in the level-1 cache while x passes by
 
-SYSTOLIC_INLINE Vec LoadPart(const float* p, int64_t count) {
-  Vec v = Vec{};
-  std::memcpy(&v, p, count * sizeof(float));
-  return v;
-}
-
 // Rows of W that a block fetches ahead while it computes.
 struct Ahead {
   const float* rows = nullptr;

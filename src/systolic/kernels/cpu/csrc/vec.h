@@ -35,6 +35,15 @@ SYSTOLIC_INLINE Vec Load(const float* p) {
 
 SYSTOLIC_INLINE void Store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
+// The first `count` lanes, the others zero; a plain load where the compiler knows that count is kLanes.
+SYSTOLIC_INLINE Vec LoadPart(const float* p, int64_t count) {
+  Vec v = Vec{};
+  std::memcpy(&v, p, count * sizeof(float));
+  return v;
+}
+
+SYSTOLIC_INLINE void StorePart(float* p, Vec v, int64_t count) { std::memcpy(p, &v, count * sizeof(float)); }
+
 // x - 0 is x for every x, -0 included, so this is one broadcast; 0 + x would be an addition.
 SYSTOLIC_INLINE Vec Splat(float x) { return x - Vec{}; }
 
