@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,19 +186,21 @@ def _run_vllm(arguments: list[str]) -> int:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     # vLLM's command reads its arguments from here.
     sys.argv = ["vllm", *arguments]
-    try:
-        # vLLM sets the same handler, but only after its imports, and another one when the server runs.
-        signal.signal(signal.SIGTERM, _terminated)
-        from vllm.entrypoints.cli.main import main
+    with tempfile.TemporaryDirectory(prefix="systolic-") as folder:
+        os.environ[settings.START_FAILURE_FILE] = str(Path(folder) / "reason")
+        try:
+            # vLLM sets the same handler, but only after its imports, and another one when the server runs.
+            signal.signal(signal.SIGTERM, _terminated)
+            from vllm.entrypoints.cli.main import main
 
-        main()
-    except KeyboardInterrupt as stop:
-        return 0 if str(stop) == TERMINATED else 130
-    except Exception as error:
-        if debug:
-            raise
-        return fail("serve", f"{explain(error)} (SYSTOLIC_LOG_LEVEL=DEBUG shows the traceback)")
-    return 0
+            main()
+        except KeyboardInterrupt as stop:
+            return 0 if str(stop) == TERMINATED else 130
+        except Exception as error:
+            if debug:
+                raise
+            return fail("serve", f"{explain(error)} (SYSTOLIC_LOG_LEVEL=DEBUG shows the traceback)")
+        return 0
 
 
 def serve(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Callable, Mapping
 PREFIX = "SYSTOLIC_"
 # Set by the API server for its engine process: the file through which it gets the engine's counters.
 METRICS_FILE = "SYSTOLIC_METRICS_FILE"
+START_FAILURE_FILE = "SYSTOLIC_START_FAILURE_FILE"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
@@ -166,5 +167,5 @@ def entries() -> list[Entry]:
 
 def unknown_environment() -> list[str]:
     """Names of `SYSTOLIC_*` environment variables that no setting reads: probably typing slips."""
-    known = {item.metadata["env"] for item in dataclasses.fields(Settings)} | {METRICS_FILE}
+    known = {item.metadata["env"] for item in dataclasses.fields(Settings)} | {METRICS_FILE, START_FAILURE_FILE}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)

@@ -74,13 +74,19 @@ def test_layer_forward_and_backward_equal_the_cpu(name):
     make, shape = LAYERS[name]
     host, x = make(), torch.randn(shape)
     device = copy.deepcopy(host).to("tpu")
-    out, got = host(x), device(x.tpu())
+    x.requires_grad_()
+    y = x.detach().tpu().requires_grad_()
+    out, got = host(x), device(y)
     torch.testing.assert_close(got.cpu(), out, rtol=1e-4, atol=1e-5)
     out.square().sum().backward()
     got.square().sum().backward()
-    for (key, want), p in zip(host.named_parameters(), device.parameters()):
+    gradients = [("x", x.grad, y.grad)]
+    gradients += [(k, p.grad, q.grad) for (k, p), q in zip(host.named_parameters(), device.parameters())]
+    for key, want, grad in gradients:
         # float32 sums in another order, through several layers
-        torch.testing.assert_close(p.grad.cpu(), want.grad, rtol=2e-3, atol=2e-4, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4, msg=lambda m, k=key: f"{k}: {m}")
+    for want, buffer in zip(host.buffers(), device.buffers()):
+        torch.testing.assert_close(buffer.cpu(), want)
 
 
 def test_embedding_and_tied_weights():
@@ -93,6 +99,8 @@ def test_embedding_and_tied_weights():
     assert out.shape == (1, 2, 10)
     out.sum().backward()
     assert emb.weight.grad[0].abs().sum().item() > 0  # from the head; the embedding adds none
+    assert len(list(both.parameters())) == 1
+    assert both.cpu()[0].weight is both[1].weight
 
 
 def test_state_dict_round_trip():

@@ -11,7 +11,7 @@ from server import STOP_SECONDS, Server
 
 from systolic.models.small_model import ensure_small_model
 
-# Small, so that the tests reach what large servers reach rarely: chunked prefill, a full batch, waiting requests.
+# Small, so that the tests reach what large servers reach rarely: chunked prefill, a full batch, a queue.
 OPTIONS = (
     "--max-model-len", 1024, "--max-num-seqs", 8, "--max-num-batched-tokens", 256, "--max-logprobs", -1,
     "--kv-cache-memory-bytes", 2**30, "--logits-processors", "forced_token:ForcedToken",
@@ -43,6 +43,8 @@ class Reference:
         import transformers
 
         self.torch = torch
+        # Its threads would wait for each other whenever the server has a core.
+        torch.set_num_threads(1)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.vocabulary = self.model.config.vocab_size
@@ -65,8 +67,10 @@ class Reference:
         """Log-probabilities of the token after each of `ids`: float64 [tokens, vocabulary]."""
         return log_softmax(self.logits(ids))
 
-    def generate(self, prompt: list[int], count: int, change: Callable | None = None) -> "Generated":
-        """`count` tokens, each the best after `change(logits, output so far)` returned new logits."""
+    def generate(
+        self, prompt: list[int], count: int, change: Callable | None = None, ignore_eos: bool = False
+    ) -> "Generated":
+        """Up to `count` tokens, each the best after `change(logits, output so far)` returned new logits."""
         output, gaps, cache = [], [], None
         with self.torch.no_grad():
             for _ in range(count):
@@ -78,6 +82,8 @@ class Reference:
                 second, best = np.sort(logits)[-2:]
                 output.append(int(logits.argmax()))
                 gaps.append(float(best - second))
+                if output[-1] == self.end and not ignore_eos:
+                    break
         return Generated(output, gaps)
 
 

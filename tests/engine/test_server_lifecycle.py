@@ -50,12 +50,14 @@ def test_port_in_use(model_folder):
 
 def test_option_that_is_not_supported(model_folder):
     options = ("--port", free_port(), "--tensor-parallel-size", 2)
-    refused(model_folder, *options, expect="--tensor-parallel-size 2 .* use --tensor-parallel-size 1")
+    expect = "--tensor-parallel-size 2 .* use --tensor-parallel-size 1"
+    refused(model_folder, *options, expect=expect)
 
 
 def test_combination_that_cannot_work(model_folder):
     options = ("--port", free_port(), "--max-num-batched-tokens", 128, "--no-enable-chunked-prefill")
-    refused(model_folder, *options, "--max-model-len", 1024, expect=r"max_num_batched_tokens.*128.*max_model_len")
+    expect = r"max_num_batched_tokens.*128.*max_model_len"
+    refused(model_folder, *options, "--max-model-len", 1024, expect=expect)
 
 
 def test_context_longer_than_the_model(model_folder):
@@ -111,7 +113,8 @@ def test_sigterm_ends_a_busy_server_and_its_processes(eager_server):
 
     def ask():
         try:
-            outcomes.append(eager_server.post({"prompt": "Once", "max_tokens": 200, "ignore_eos": True}).status_code)
+            body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+            outcomes.append(eager_server.post(body).status_code)
         except httpx.TransportError:
             outcomes.append("closed")
 

@@ -15,7 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..device import _C
-from ..device.build import Entry, Inputs, donations, finish, parse, plan, random_key
+from ..device.arguments import Inputs, describe, parse
+from ..device.build import Entry, donations, finish, plan, random_key
 from ..device.layout import Window
 from ..ops import registry
 from . import executables
@@ -174,7 +175,7 @@ class CompiledGraph:
     def _build(self, descriptions, index: int, key: bytes) -> Entry:
         inputs = Inputs()
         values = [parse(d, inputs) for d in descriptions]
-        identity = (self.digest, values)
+        identity = (self.digest, describe(values))
         compiled, (outputs, donates, offsets) = executables.build(
             f"{self.name}{self._label(values)}", identity, lambda: self._make(values, inputs), index
         )

@@ -205,3 +205,13 @@ def _plain(value, sizes: Sizes):
     if isinstance(value, (list, tuple)):
         return [_plain(v, sizes) for v in value]
     return sizes.concrete(value)
+
+
+def _convert_element_type(a, dtype):
+    """``prims.convert_element_type``, which Dynamo emits for numbers that are run-time inputs."""
+    from ..ops.numerics import cast
+
+    return cast(a, dtype)
+
+
+register_custom("prims::convert_element_type", _convert_element_type)

@@ -27,7 +27,8 @@ def autoload() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
     from ..compile import register_lazily
-    from .printing import install
+    from . import modules, printing
 
-    install()
+    printing.install()
+    modules.install()
     register_lazily()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import keyword
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +14,19 @@ from ..compile import executables
 from ..ops import registry
 from ..ops.numerics import jdtype, tdtype
 from . import layout
+from .arguments import Inputs, bind, describe, host_error, on_meta, parse, to_jax
 from .layout import Window
 
-# Operators that update arguments their schema does not mark as written (PyTorch's own kernels do so).
-_HIDDEN_UPDATES = {"native_batch_norm": ("running_mean", "running_var")}
+# Operators that in training update arguments their schema does not mark as written (PyTorch's own kernels do
+# so), and the operator whose last results are the new values.
+_HIDDEN_UPDATES = {"native_batch_norm": ("_native_batch_norm_legit_functional", ("running_mean", "running_var"))}
+
+UNDEFINED = -2  # as in csrc/program.h
 
 
 @dataclass
 class Output:
-    """One result of a program: a new tensor (cell -1) or the new array of a cell."""
+    """One result of a program: a new tensor (cell -1), the new array of a cell, or none (UNDEFINED)."""
 
     cell: int
     dtype: torch.dtype
@@ -43,133 +47,6 @@ class Entry:
     random_offsets: int = 0
 
 
-@dataclass
-class Inputs:
-    """The run-time inputs of a program, collected from the C++ core's descriptions of a call."""
-
-    windows: list[Window] = field(default_factory=list)
-    cells: dict[int, tuple[Any, tuple[int, ...]] | None] = field(default_factory=dict)  # cell -> stored spec
-    numbers: list[Any] = field(default_factory=list)  # NumPy dtype of each run-time number
-    moving: int = 0
-
-    def add_window(self, description) -> Window:
-        _, cell, stored, dtype, sizes, strides, (how, where), nbytes = description
-        window = Window(
-            cell=cell,
-            stored_dtype=jdtype(stored[0]) if stored else None,
-            stored_shape=tuple(stored[1]) if stored else None,
-            dtype=jdtype(dtype),
-            sizes=tuple(sizes),
-            strides=tuple(strides),
-            moving=where if how == "moving" else None,
-            offset=where if how == "fixed" else 0,
-            nbytes=nbytes,
-        )
-        self.cells[cell] = (window.stored_dtype, window.stored_shape) if stored else None
-        self.moving += how == "moving"
-        self.windows.append(window)
-        return window
-
-    def reads(self) -> list[bool]:
-        return [self.cells[cell] is not None for cell in range(len(self.cells))]
-
-    def specs(self, random: bool) -> list[tuple[tuple[int, ...], Any]]:
-        """(shape, dtype) of each program input, in the order in which the C++ core passes them."""
-        specs = [(spec[1], spec[0]) for _, spec in sorted(self.cells.items()) if spec is not None]
-        specs += [((), jdtype(torch.int64))] * self.moving
-        specs += [((), dtype) for dtype in self.numbers]
-        if random:
-            specs.append(((2,), jdtype(torch.uint64)))
-        return specs
-
-    def split(self, arrays, random: bool):
-        """Name the positional inputs: (buffers by cell, offsets, numbers, random state)."""
-        arrays = list(arrays)
-        state = arrays.pop() if random else None
-        buffers = {cell: None for cell in self.cells}
-        present = [cell for cell, spec in sorted(self.cells.items()) if spec is not None]
-        for position, cell in enumerate(present):
-            buffers[cell] = arrays[position]
-        offsets = arrays[len(present) : len(present) + self.moving]
-        return buffers, offsets, arrays[len(present) + self.moving :], state
-
-    def read(self, window: Window, buffers, offsets):
-        moving = None if window.moving is None else offsets[window.moving]
-        return layout.read(buffers[window.cell], window, moving)
-
-
-_KINDS = {"bool": bool, "int": int, "float": float, "complex": complex}
-_KIND_DTYPES = {"bool": torch.bool, "int": torch.int64, "float": torch.float64, "complex": torch.complex128}
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A run-time number: its position and kind, and the value of the call that is being compiled."""
-
-    position: int
-    kind: type
-    value: Any
-
-
-@dataclass(frozen=True)
-class _HostTensor:
-    """A 0-d CPU tensor used beside tpu tensors."""
-
-    position: int
-    dtype: torch.dtype
-    wrapped: bool
-    value: Any
-
-
-def parse(description, inputs: Inputs):
-    """A C++ description as a value: Window, _Number, _HostTensor, list, or a plain Python object."""
-    if isinstance(description, tuple) and description:
-        match description[0]:
-            case "tensor":
-                return inputs.add_window(description)
-            case "number":
-                _, position, kind, value = description
-                inputs.numbers.append(jdtype(_KIND_DTYPES[kind]))
-                return _Number(position, _KINDS[kind], value)
-            case "host":
-                _, position, dtype, wrapped, value = description
-                inputs.numbers.append(jdtype(dtype))
-                return _HostTensor(position, dtype, wrapped, value)
-    if isinstance(description, list):
-        return [parse(item, inputs) for item in description]
-    return description
-
-
-def _on_meta(value):
-    match value:
-        case Window():
-            return torch.empty_strided(value.sizes, value.strides, dtype=tdtype(value.dtype), device="meta")
-        case _Number():
-            return value.value
-        case _HostTensor():
-            # A wrapped Python number keeps its weaker claim in type promotion.
-            return value.value if value.wrapped else torch.empty((), dtype=value.dtype, device="meta")
-        case list():
-            return [_on_meta(item) for item in value]
-    return value
-
-
-def _to_jax(value, inputs: Inputs, buffers, offsets, numbers):
-    match value:
-        case Window():
-            return inputs.read(value, buffers, offsets)
-        case _Number():
-            return registry.Scalar(value.kind, numbers[value.position])
-        case _HostTensor() if value.wrapped:
-            kind = complex if value.dtype.is_complex else float if value.dtype.is_floating_point else int
-            return registry.Scalar(bool if value.dtype == torch.bool else kind, numbers[value.position])
-        case _HostTensor():
-            return numbers[value.position]
-        case list():
-            return [_to_jax(item, inputs, buffers, offsets, numbers) for item in value]
-    return value
-
-
 @functools.cache
 def operator_facts(name: str, overload: str):
     """(schema, OpOverload, names of written arguments, names of out= arguments)."""
@@ -181,24 +58,12 @@ def operator_facts(name: str, overload: str):
     return schema, op, written, outs
 
 
-def _describe(value):
-    """A stable text of a parsed argument for the disk cache; run-time numbers have no value there."""
-    match value:
-        case _Number():
-            return f"number({value.kind.__name__})"
-        case _HostTensor():
-            return f"host({value.dtype},{value.wrapped})"
-        case list():
-            return [_describe(item) for item in value]
-    return value
-
-
 def build_operator(name: str, overload: str, descriptions, index: int, key: bytes) -> Entry | list:
     """Compile the program for one call of ``name.overload`` (see :mod:`systolic.ops.registry`).
 
     Where an ``out=`` argument does not have its result's sizes, nothing is compiled: the answer is then a
     list of (argument position, sizes) to resize before the call is made again.  Raises what PyTorch's own
-    meta kernel raises for bad arguments.
+    CPU or meta kernel raises for bad arguments.
     """
     schema, op, written, outs = operator_facts(name, overload)
     inputs = Inputs()
@@ -210,31 +75,28 @@ def build_operator(name: str, overload: str, descriptions, index: int, key: byte
     if resizes:
         return resizes
     short = name.removeprefix("aten::")
-    identity = ([(k, _describe(v)) for k, v in values.items()], [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results])
+    identity = ([(k, describe(v)) for k, v in values.items()], [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results])
     label = f"aten.{short}.{overload or 'default'}"
-    compiled, entry_plan = executables.build(
-        label, identity, lambda: _make(short, overload, op, schema, values, results, written, outs, inputs), index
-    )
+    try:
+        compiled, entry_plan = executables.build(
+            label, identity, lambda: _make(short, overload, op, schema, values, results, written, outs, inputs), index
+        )
+    except executables.CompilationForbidden:
+        raise
+    except Exception as error:
+        raise host_error(schema, op, values) or error from None
     outputs, donates, offsets = entry_plan
     return Entry(compiled, inputs.reads(), donates, outputs, offsets)
 
 
 def _meta_results(schema, op, values):
     """Meta tensors of the results: new ones, and for written arguments their own sizes."""
-    arguments, keywords = [], {}
-    for argument in schema.arguments:
-        value = values[argument.name]
-        if argument.name == "device":
-            value = torch.device("meta") if value is None and "device" in values else value
-        elif argument.name in ("layout", "pin_memory", "generator"):
-            value = None
-        converted = _on_meta(value)
-        if argument.kwarg_only:
-            keywords[argument.name] = converted
-        else:
-            arguments.append(converted)
+    arguments, keywords = bind(schema, values, on_meta, "meta")
     _check_overlap(schema, values)
-    results = op(*arguments, **keywords)
+    try:
+        results = op(*arguments, **keywords)
+    except Exception as error:
+        raise host_error(schema, op, values) or error from None
     if results is None:
         return [keywords[a.name] if a.kwarg_only else arguments[i] for i, a in enumerate(schema.arguments)
                 if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
@@ -271,7 +133,10 @@ def _make(short, overload, op, schema, values, results, written, outs, inputs):
 
     record = registry.find(short, overload)
     random = record is not None and record.rng
-    hidden = [n for n in _HIDDEN_UPDATES.get(short, ()) if isinstance(values.get(n), Window)]
+    updating, hidden = _HIDDEN_UPDATES.get(short, (None, ()))
+    hidden = [n for n in hidden if isinstance(values.get(n), Window)] if values.get("training") else []
+    if hidden:
+        record = registry.find(updating)
     returns_new = [r for r in schema.returns if r.alias_info is None or not r.alias_info.is_write]
     # Results in order: returned new tensors first, then written arguments that are not returned.
     if returns_new or not schema.returns:
@@ -280,19 +145,19 @@ def _make(short, overload, op, schema, values, results, written, outs, inputs):
         if not schema.returns:
             results = results[: len(targets)]
         elif written:
-            results = results + [_on_meta(values[n]) for n in written if n not in outs]
+            results = results + [on_meta(values[n]) for n in written if n not in outs]
         targets += [values[n] for n in hidden]
-        results = results + [_on_meta(values[n]) for n in hidden]
+        results = results + [on_meta(values[n]) for n in hidden]
     else:
         targets = [values[n] for n in written]
     specs = [None if r is None else registry.Spec(tuple(r.shape), jdtype(r.dtype)) for r in results]
     if record is None:
-        lowering = decomposed_lowering(op, values, _on_meta)
+        lowering = decomposed_lowering(op, values, on_meta)
     arguments = {n: v for n, v in values.items() if n not in outs and n != "generator"}
 
     def function(*arrays):
         buffers, offsets, numbers, state = inputs.split(arrays, random)
-        lowered = {n: _to_jax(v, inputs, buffers, offsets, numbers) for n, v in arguments.items()}
+        lowered = {n: to_jax(v, inputs, buffers, offsets, numbers) for n, v in arguments.items()}
         if record is not None:
             lowered = {n + "_" if keyword.iskeyword(n) else n: v for n, v in lowered.items()}
             if random:
@@ -354,6 +219,7 @@ def plan(targets, results, inputs) -> list[Output]:
     stored = dict(inputs.cells)
     for target, result in zip(targets, results):
         if result is None:
+            created.append(Output(UNDEFINED, torch.bool, (), (), torch.bool, ()))
             continue
         sizes, strides, dtype = tuple(result.shape), tuple(result.stride()), result.dtype
         if target is None:

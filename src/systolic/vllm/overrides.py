@@ -42,6 +42,7 @@ OVERRIDES = [
     Override("UnquantizedFusedMoEMethod (TpuMoEMethod)", "upstream leaves experts to out-of-tree platforms: ours here"),
     Override("fused_topk_router.vllm_topk_softmax/sigmoid", "upstream's are native CUDA kernels; the same in torch"),
     Override("MoERunner._select_forward", "upstream hides the layer in an opaque operator; our trace sees through it"),
+    Override("FastIncrementalDetokenizer.__init__", "repeats a prompt that ends inside a character (issue 48853)"),
     Override("MinP/LogitBias/MinTokensLogitsProcessor", "index lists of bucketed length; state on the host"),
 ]
 
@@ -54,6 +55,7 @@ def apply() -> None:
     if _applied:
         return
     _applied = True
+    import vllm.v1.engine.detokenizer as detokenizer
     import vllm.v1.sample.ops.penalties as penalties
     import vllm.v1.sample.ops.topk_topp_sampler as topk_topp_sampler
     import vllm.v1.sample.sampler as sampler
@@ -61,6 +63,7 @@ def apply() -> None:
     import vllm.v1.worker.gpu_model_runner as gpu_model_runner
 
     from . import layers, moe, sampling
+    from .detokenizer import starting_inside_a_character
 
     gpu_model_runner.AsyncGPUModelRunnerOutput = sampling.AsyncOutput
     gpu_model_runner.apply_grammar_bitmask = sampling.apply_grammar_bitmask
@@ -71,6 +74,9 @@ def apply() -> None:
     block_table.BlockTable.compute_slot_mapping = compute_slot_mapping
     layers.apply()
     moe.apply()
+    detokenizer.FastIncrementalDetokenizer.__init__ = starting_inside_a_character(
+        detokenizer.FastIncrementalDetokenizer.__init__
+    )
     for processor, apply_function in sampling.BUILTIN.items():
         processor.__init__ = sampling.on_host(processor)
         processor.apply = apply_function

@@ -294,6 +294,9 @@ def prompt_logprobs(runner, hidden_states, num_scheduled_tokens) -> dict[str, Lo
     if not wanted:
         return finished
     done = []
+    # Upstream cut the padding off; with it there is one program a bucket.
+    bucket = up(hidden_states.shape[0], runner.token_buckets)
+    hidden_states = hidden_states.as_strided((bucket, hidden_states.shape[1]), hidden_states.stride())
     for request_id, count in wanted.items():
         scheduled = num_scheduled_tokens.get(request_id)
         if scheduled is None:

@@ -35,8 +35,16 @@ void account(c10::DeviceIndex device, int64_t delta) {
   }
 }
 
+// Cells by address, for tensors made from a bare pointer, as PyTorch's serialization makes them.
+std::mutex address_mutex;
+std::unordered_map<uintptr_t, Cell*> cell_at;
+
 void delete_cell(void* context) {
   auto* cell = static_cast<Cell*>(context);
+  {
+    std::lock_guard<std::mutex> lock(address_mutex);
+    cell_at.erase(cell->address);
+  }
   account(cell->device, -static_cast<int64_t>(cell->nbytes));
   // At interpreter exit the array goes with the process.
   if (cell->array && Py_IsInitialized() && !interpreter_is_finalizing()) {
@@ -55,6 +63,11 @@ c10::DataPtr make_data(size_t nbytes, c10::DeviceIndex device) {
   cell->nbytes = nbytes;
   account(device, static_cast<int64_t>(nbytes));
   const auto address = next_address.fetch_add((nbytes + 512) & ~size_t(255));
+  cell->address = address;
+  {
+    std::lock_guard<std::mutex> lock(address_mutex);
+    cell_at.emplace(address, cell);
+  }
   return {reinterpret_cast<void*>(address), cell, &delete_cell, c10::Device(kDevice, device)};
 }
 
@@ -119,6 +132,11 @@ const Spec& spec_of(SpecId id) {
 Cell& cell_of(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device().type() == kDevice, "expected a tensor on device tpu, got one on ", tensor.device());
   auto* cell = static_cast<Cell*>(tensor.storage().data_ptr().get_context());
+  if (!cell) {
+    std::lock_guard<std::mutex> lock(address_mutex);
+    const auto found = cell_at.find(reinterpret_cast<uintptr_t>(tensor.storage().data_ptr().get()));
+    if (found != cell_at.end()) cell = found->second;
+  }
   TORCH_CHECK(cell, "this tpu tensor has no storage (its storage was resized away or it is fake)");
   return *cell;
 }

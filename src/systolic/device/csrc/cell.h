@@ -29,6 +29,7 @@ struct Cell {
   SpecId spec = kUnset;
   c10::DeviceIndex device = 0;
   size_t nbytes = 0;
+  uintptr_t address = 0;  // what data_ptr() shows
   // Device-to-host copies still reading `array` on another thread: it must not be donated.
   std::atomic<int> readers{0};
 };

@@ -3,6 +3,7 @@
 #include "python_side.h"
 
 #include <ATen/native/CPUFallback.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <map>
@@ -22,8 +23,34 @@ bool is_index_operator(const std::string& name) {
          name == "aten::_index_put_impl_" || name == "aten::_unsafe_index" || name == "aten::_unsafe_index_put";
 }
 
-// On a miss: describe the call to Python, which lowers and compiles it.
-const Entry& compile(Operator& op, Gather& call, const torch::jit::Stack& stack, size_t first) {
+// A mask selects a number of elements that only its values tell, so no key can describe it: Python turns
+// it into positions. False where the operator's own program can use the mask, or where there is none.
+bool index_by_mask(const Operator& op, torch::jit::Stack* stack, size_t first) {
+  bool masked = false;
+  for (const auto& item : (*stack)[first + 1].toListRef()) {
+    if (!item.isTensor() || !item.toTensor().defined()) continue;
+    const auto dtype = item.toTensor().scalar_type();
+    masked |= dtype == at::kBool || dtype == at::kByte;
+  }
+  if (!masked) return false;
+  py::gil_scoped_acquire gil;
+  try {
+    const auto& name = op.handle.operator_name();
+    py::list arguments;
+    for (size_t i = 0; i < op.kinds.size(); ++i) arguments.append(torch::jit::toPyObject((*stack)[first + i]));
+    auto result = python_call("index_by_mask", name.name, name.overload_name, *arguments);
+    if (result.is_none()) return false;
+    torch::jit::drop(*stack, op.kinds.size());
+    stack->push_back(THPVariable_Unpack(result.ptr()));
+  } catch (py::error_already_set& error) {
+    rethrow_python(error);
+  }
+  return true;
+}
+
+// On a miss: describe the call to Python, which lowers and compiles it. Null when the out= arguments had
+// other sizes than the results: they were resized, and the call has another key now.
+const Entry* compile(Operator& op, Gather& call, const torch::jit::Stack& stack, size_t first) {
   Gather described;
   described.static_scalars = op.static_scalars;
   described.accepts_host_tensors = op.accepts_host_tensors;
@@ -34,8 +61,16 @@ const Entry& compile(Operator& op, Gather& call, const torch::jit::Stack& stack,
   auto description = python_call("build_operator", name.name, name.overload_name, arguments,
                                  static_cast<int>(call.device < 0 ? current_device() : call.device),
                                  py::bytes(call.key));
+  if (py::isinstance<py::list>(description)) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (auto item : description.cast<py::list>()) {
+      auto [position, sizes] = item.cast<std::pair<size_t, std::vector<int64_t>>>();
+      stack[first + position].toTensor().resize_(sizes);
+    }
+    return nullptr;
+  }
   auto entry = parse_entry(description);
-  return *op.cache.entries.emplace(call.key, std::move(entry)).first->second;
+  return op.cache.entries.emplace(call.key, std::move(entry)).first->second.get();
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -98,6 +133,7 @@ Operator::Operator(const c10::OperatorHandle& op, bool static_scalars_in)
 void run_operator(Operator& op, torch::jit::Stack* stack) {
   const size_t count = op.kinds.size();
   const size_t first = stack->size() - count;
+  if (op.accepts_host_tensors && index_by_mask(op, stack, first)) return;
   std::vector<at::Tensor> created;
   {
     py::gil_scoped_acquire gil;
@@ -123,8 +159,13 @@ void run_operator(Operator& op, torch::jit::Stack* stack) {
     call.key.push_back(static_cast<char>(call.device));
     try {
       auto found = op.cache.entries.find(call.key);
-      const Entry& entry = found != op.cache.entries.end() ? *found->second : compile(op, call, *stack, first);
-      run_entry(entry, call, created);
+      const Entry* entry =
+          found != op.cache.entries.end() ? found->second.get() : compile(op, call, *stack, first);
+      if (!entry) {
+        call.clear();
+        return run_operator(op, stack);
+      }
+      run_entry(*entry, call, created);
     } catch (py::error_already_set& error) {
       call.clear();
       rethrow_python(error);
@@ -141,8 +182,7 @@ void run_operator(Operator& op, torch::jit::Stack* stack) {
       next = created.size();
       results.emplace_back(std::move(list));
     } else {
-      // Fewer results than returns: the lowering left an optional one (such as an unused gradient) undefined.
-      results.emplace_back(next < created.size() ? created[next++] : at::Tensor());
+      results.emplace_back(created.at(next++));
     }
   }
   torch::jit::drop(*stack, count);

@@ -78,6 +78,16 @@ at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArray
 
 at::Tensor view(const at::Tensor& self, at::IntArrayRef size) { return at::native::view(self, size); }
 
+at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64_t step) {
+  return at::native::unfold(self, dimension, size, step);
+}
+
+at::Tensor view_as_real(const at::Tensor& self) { return at::native::view_as_real(self); }
+
+at::Tensor view_as_complex(const at::Tensor& self) { return at::native::view_as_complex(self); }
+
+bool is_set_to(const at::Tensor& self, const at::Tensor& source) { return at::native::is_set_to(self, source); }
+
 at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride) {
   return at::native::_reshape_alias(self, size, stride);
 }
@@ -123,8 +133,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, c10::opti
 
 void device_to_host(const at::Tensor& source, const at::Tensor& target) {
   // A contiguous slice is read in place; anything else is first made dense on the device.
-  const bool direct = source.is_contiguous() && !source.is_conj() && !source.is_neg();
-  at::Tensor dense = direct ? source : at::empty(source.sizes(), source.options()).copy_(source);
+  at::Tensor dense = source.is_contiguous() ? source : at::empty(source.sizes(), source.options()).copy_(source);
   Cell& cell = cell_of(dense);
   at::Tensor staging = target.is_contiguous() && target.scalar_type() == dense.scalar_type()
                            ? target
@@ -133,14 +142,18 @@ void device_to_host(const at::Tensor& source, const at::Tensor& target) {
     staging.zero_();
   } else if (dense.numel() > 0) {
     py::gil_scoped_acquire gil;
-    ++cell.readers;
+    // The reference keeps the array alive while another thread may replace it in the cell.
+    py::object array;
+    {
+      LaunchTurn turn;
+      ++cell.readers;
+      array = py::reinterpret_borrow<py::object>(cell.array);
+    }
     struct Done {
       std::atomic<int>& readers;
       ~Done() { --readers; }
     } done{cell.readers};
     try {
-      // The reference keeps the array alive while another thread may replace it in the cell.
-      auto array = py::reinterpret_borrow<py::object>(cell.array);
       python_call("read_bytes", array, reinterpret_cast<uintptr_t>(staging.data_ptr()), dense.nbytes(),
                   dense.storage_offset() * dense.itemsize());
     } catch (py::error_already_set& error) {
@@ -160,8 +173,6 @@ void host_to_device(const at::Tensor& source, const at::Tensor& target) {
     target.copy_(staged);
     return;
   }
-  if (dense.is_conj()) dense = dense.resolve_conj();
-  if (dense.is_neg()) dense = dense.resolve_neg();
   py::gil_scoped_acquire gil;
   try {
     py::tuple shape(target.dim());
@@ -191,7 +202,23 @@ void device_to_device(const at::Tensor& source, const at::Tensor& target) {
   target.copy_(moved);
 }
 
+// A conjugated or negated view shares its storage with the plain tensor; only copies apply the flag.
+at::Tensor applied(const at::Tensor& tensor) {
+  if (tensor.is_neg()) return at::neg(applied(tensor._neg_view()));
+  if (tensor.is_conj()) return at::_conj_physical(tensor.conj());
+  return tensor;
+}
+
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  if (dst.is_neg()) {
+    copy_from(self._neg_view(), dst._neg_view(), non_blocking);
+    return dst;
+  }
+  if (dst.is_conj()) {
+    copy_from(self.conj(), dst.conj(), non_blocking);
+    return dst;
+  }
+  if (self.is_neg() || self.is_conj()) return copy_from(applied(self), dst, non_blocking);
   // PyTorch allows an unready CPU result only in pinned memory, which this device does not hand out:
   // every copy to the host is complete when it returns, whatever `non_blocking` says.
   ensure_initialized();
@@ -228,6 +255,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
+  m.impl("unfold", &unfold);
+  m.impl("view_as_real", &view_as_real);
+  m.impl("view_as_complex", &view_as_complex);
+  m.impl("is_set_to", &is_set_to);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("set_.source_Storage", &set_whole_storage);
@@ -237,6 +268,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
+}
+
+// PyTorch's own rule would resolve the flag by a copy, which is this operator again.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace

@@ -47,26 +47,21 @@ void wait_for_readers(const Cell& cell) {
   while (cell.readers.load() != 0) std::this_thread::yield();
 }
 
-// Between reading a cell's array and storing its successor no other thread may donate that array, and JAX
-// releases the GIL in between: launches take turns.
-class LaunchTurn {
- public:
-  LaunchTurn() {
-    if (mutex().try_lock()) return;
-    // The holder needs the GIL to finish.
-    py::gil_scoped_release release;
-    mutex().lock();
-  }
-  ~LaunchTurn() { mutex().unlock(); }
-
- private:
-  static std::recursive_mutex& mutex() {
-    static auto* instance = new std::recursive_mutex;
-    return *instance;
-  }
-};
-
 }  // namespace
+
+LaunchTurn::LaunchTurn() {
+  if (mutex().try_lock()) return;
+  // The holder needs the GIL to finish.
+  py::gil_scoped_release release;
+  mutex().lock();
+}
+
+LaunchTurn::~LaunchTurn() { mutex().unlock(); }
+
+std::recursive_mutex& LaunchTurn::mutex() {
+  static auto* instance = new std::recursive_mutex;
+  return *instance;
+}
 
 uint64_t launches() { return launch_count; }
 
@@ -125,10 +120,15 @@ void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& create
   if (!raw) throw py::error_already_set();
   ++launch_count;
   auto results = py::reinterpret_steal<py::object>(raw);
-  TORCH_INTERNAL_ASSERT(PyTuple_CheckExact(raw) && PyTuple_GET_SIZE(raw) == Py_ssize_t(entry.outputs.size()));
-  for (size_t i = 0; i < entry.outputs.size(); ++i) {
-    const auto& plan = entry.outputs[i];
-    PyObject* array = PyTuple_GET_ITEM(raw, i);
+  TORCH_INTERNAL_ASSERT(PyTuple_CheckExact(raw));
+  Py_ssize_t next = 0;
+  for (const auto& plan : entry.outputs) {
+    if (plan.cell == OutputPlan::kUndefined) {
+      created.emplace_back();
+      continue;
+    }
+    PyObject* array = PyTuple_GetItem(raw, next++);
+    if (!array) throw py::error_already_set();
     Py_INCREF(array);
     if (plan.cell >= 0) {
       set_array(*call.cells[plan.cell], array, plan.spec);
@@ -138,7 +138,8 @@ void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& create
       created.push_back(std::move(tensor));
     }
   }
-  if (!entry.outputs.empty()) {
+  TORCH_INTERNAL_ASSERT(next == PyTuple_GET_SIZE(raw));
+  if (next > 0) {
     // Every result of one program becomes ready together: one is enough to wait for. Small programs on
     // XLA:CPU have finished by now and need no note.
     static auto* is_ready = PyUnicode_InternFromString("is_ready");

@@ -3,11 +3,13 @@
 #include "gather.h"
 
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 
 namespace systolic {
 
 struct OutputPlan {
+  static constexpr int kUndefined = -2;  // an optional result that the call does not produce
   int cell = -1;  // >= 0: the result replaces this cell's array; -1: a new tensor
   SpecId spec = kUnset;
   at::ScalarType dtype = at::kFloat;
@@ -29,6 +31,18 @@ struct ProgramCache {
 };
 
 std::unique_ptr<Entry> parse_entry(const pybind11::object& description);
+
+// Between reading a cell's array and storing its successor no other thread may donate that array, and JAX
+// releases the GIL in between: launches take turns, and so does who only takes an array. Needs the GIL.
+class LaunchTurn {
+ public:
+  LaunchTurn();
+  ~LaunchTurn();
+  LaunchTurn(const LaunchTurn&) = delete;
+
+ private:
+  static std::recursive_mutex& mutex();
+};
 
 // Run: results that are new tensors are appended to `created` in order. Needs the GIL.
 void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created);

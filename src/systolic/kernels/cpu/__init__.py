@@ -7,6 +7,7 @@ functions are the JAX-traceable wrappers.
 from systolic.kernels.cpu.build import BuildError, load
 from systolic.kernels.cpu.calls import (
     add_rms_norm_cpu,
+    gemm_cpu,
     paged_attention_cpu,
     rms_norm_cpu,
     rotary_cpu,
@@ -14,5 +15,5 @@ from systolic.kernels.cpu.calls import (
     small_linear_cpu,
 )
 
-__all__ = ["BuildError", "add_rms_norm_cpu", "load", "paged_attention_cpu", "rms_norm_cpu", "rotary_cpu",
-           "silu_and_mul_cpu", "small_linear_cpu"]
+__all__ = ["BuildError", "add_rms_norm_cpu", "gemm_cpu", "load", "paged_attention_cpu", "rms_norm_cpu",
+           "rotary_cpu", "silu_and_mul_cpu", "small_linear_cpu"]

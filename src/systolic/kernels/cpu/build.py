@@ -29,6 +29,7 @@ SOURCES = pathlib.Path(__file__).parent / "csrc"
 # FFI target name -> symbol in the library.
 TARGETS = {
     "systolic_add_rms_norm": "SystolicAddRmsNorm",
+    "systolic_gemm": "SystolicGemm",
     "systolic_paged_attention": "SystolicPagedAttention",
     "systolic_rms_norm": "SystolicRmsNorm",
     "systolic_rotary": "SystolicRotary",

@@ -90,6 +90,16 @@ def silu_and_mul_cpu(x):
     return jax.ffi.ffi_call("systolic_silu_and_mul", result)(rows).reshape(*x.shape[:-1], width)
 
 
+def gemm_cpu(x, weight, bias=None):
+    """y = x @ weight.T + bias for many rows as one custom call; see `systolic.kernels.small_linear.linear`.
+
+    x: [M, K] float32; weight: [N, K] float32; bias: [N] float32, of shape [0] or None for none.
+    """
+    load()
+    call = jax.ffi.ffi_call("systolic_gemm", jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32))
+    return call(x, weight, jnp.zeros((0,), jnp.float32) if bias is None else bias)
+
+
 def _rows(x):
     """x [..., d] as [M, d]; d comes from the shape, as -1 has no meaning for an empty array."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

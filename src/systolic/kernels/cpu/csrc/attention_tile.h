@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <vector>
 
 #include "gemm_tile.h"
+#include "scratch.h"
 
 namespace systolic {
 
@@ -19,8 +19,6 @@ constexpr int kTileKeys = 64;      // keys whose scores are made at once
 constexpr int kSegmentKeys = 256;  // keys of one independent partial softmax
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-inline int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Sizes, pointers and options that one call shares.
 struct AttentionCall {
@@ -100,25 +98,6 @@ struct Partial {
       Store(to_values + d, Load(to_values + d) * keep + Load(from_values + d) * add);
     }
   }
-};
-
-// Scratch of one thread, grown on demand and kept; 64-byte aligned.
-class Scratch {
- public:
-  float* Get(int64_t floats) {
-    if (floats > size_) {
-      std::free(data_);
-      data_ = static_cast<float*>(std::aligned_alloc(64, RoundUp(floats * sizeof(float), 64)));
-      if (data_ == nullptr) std::abort();
-      size_ = floats;
-    }
-    return data_;
-  }
-  ~Scratch() { std::free(data_); }
-
- private:
-  float* data_ = nullptr;
-  int64_t size_ = 0;
 };
 
 // Scales the rows' queries into `to` [rows, dim].
