@@ -75,7 +75,8 @@ def random_ask(chance: random.Random, ids: list[int]) -> Ask:
         if "structured_outputs" in body:
             body.pop("allowed_token_ids", None)
     how = chance.random()
-    body["stream"] = how < 0.6
+    # The API refuses prompt_logprobs in a stream.
+    body["stream"] = how < 0.6 and "prompt_logprobs" not in body
     ask = Ask(body, greedy)
     if how < 0.2:
         ask.chunks = chance.randint(0, 4)

@@ -214,6 +214,17 @@ def mem_get_info(device=None) -> tuple[int, int]:
     return memory_info(_index(device))
 
 
+def debug():
+    """Context manager: check indices, class labels and integer divisors, and run operators one by one.
+
+    Without it an index out of bounds is clamped when read and dropped when written, and an integer divided
+    by zero is -1 (see :mod:`systolic.device.debug`).
+    """
+    from .debug import DebugMode
+
+    return DebugMode()
+
+
 def fallbacks() -> dict[str, int]:
     """Operators that ran on the CPU because they are not lowered, with the number of calls."""
     return dict(_C.fallback_counts())

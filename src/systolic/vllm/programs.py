@@ -15,7 +15,18 @@ from torch.nn.utils.stateless import _reparametrize_module
 from vllm.forward_context import set_forward_context
 
 from ..compile.trace import trace
+from ..device import client
 from .attention import PagedMetadata
+
+
+def visible_work(example: torch.Tensor) -> torch.Tensor:
+    """An int32 zero that takes a few thousand operations to compute from ``example`` (any tensor with elements).
+
+    XLA:CPU runs a program that it estimates below 1,000 operations on the calling thread, and its estimate
+    does not see custom calls: without this a step of the model would block the host until it is done.
+    """
+    angles = torch.arange(4096, dtype=torch.float32, device=example.device) + example.reshape(-1)[:1].float()
+    return angles.sin().square().sum().clamp(max=0).to(torch.int32)
 
 
 @dataclass
@@ -84,6 +95,8 @@ class ModelProgram:
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         rows = inputs.previous_index.clamp(min=0)
         ids = torch.where(inputs.previous_index >= 0, inputs.previous[rows], inputs.input_ids)
+        if not self.eager and client.is_cpu():
+            ids = ids + visible_work(inputs.positions)
         tokens = inputs.input_ids.shape[0]
         context = set_forward_context(
             self.metadata(inputs), self.vllm_config, num_tokens=int(tokens) if isinstance(tokens, int) else 2
@@ -143,7 +156,10 @@ class ModelProgram:
         names = list(self.weights)
 
         def function(*tensors):
+            hidden = tensors[-1]
+            if client.is_cpu():
+                hidden = hidden + visible_work(hidden)
             with _reparametrize_module(self.model, dict(zip(names, tensors[:-1])), tie_weights=True):
-                return self._compute_logits(tensors[-1])
+                return self._compute_logits(hidden)
 
         return trace(function, [*self.weights.values(), hidden], {len(names): (0,)}, "logits")
