@@ -74,7 +74,8 @@ def test_integer_floor_division_is_exact_and_compiles_once():
 
 def test_other_scalars_do_not_compile_again():
     t = torch.ones(3, device="tpu")
-    for use in (lambda s: t + s, lambda s: t.mul(s), lambda s: t.pow(s), lambda s: t.clamp(min=s),
+    # Not pow and addmm: a known exponent or factor makes them much cheaper, so it is part of the program.
+    for use in (lambda s: t + s, lambda s: t.mul(s), lambda s: t / s, lambda s: t.clamp(min=s),
                 lambda s: t.masked_fill(t > 0, s), lambda s: t.clone().fill_(s), lambda s: t > s,
                 lambda s: torch.full((3,), s, device="tpu"), lambda s: t.addcmul(t, t, value=s)):  # fmt: skip
         use(1.5)
@@ -102,13 +103,13 @@ def test_dropout_mask_differs_between_runs_of_one_compiled_graph():
     run = torch.compile(lambda x: nn.functional.dropout(x, 0.5), backend="tpu")
     x = torch.ones(256, device="tpu")
     torch.manual_seed(0)
-    first, second = run(x), run(x)
+    first, second = run(x).cpu(), run(x).cpu()
     before = programs()
     assert not torch.equal(first, second)
     torch.manual_seed(0)
-    assert torch.equal(run(x), first) and torch.equal(run(x), second)
+    assert torch.equal(run(x).cpu(), first) and torch.equal(run(x).cpu(), second)
     torch.manual_seed(1)
-    assert not torch.equal(run(x), first)
+    assert not torch.equal(run(x).cpu(), first)
     assert programs() == before
 
 

@@ -33,6 +33,7 @@ def server(model_folder, tmp_path_factory):
         code, seconds = running.stop()
         assert code == 0, f"exit code {code} after SIGTERM; the log ends:\n{running.text()[-3000:]}"
         assert seconds < STOP_SECONDS
+        assert "Traceback" not in running.text()
 
 
 class Reference:

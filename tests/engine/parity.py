@@ -19,7 +19,7 @@ from typing import Any
 TIE = 1e-4
 
 # Seconds for one child process on a busy machine; idle ones take a fraction of it.
-TIMEOUT = 800
+TIMEOUT = 1200
 
 
 @dataclass

@@ -17,8 +17,10 @@ PLAIN = {name: settings[0] for name, settings in SWITCHES.items()}
 
 MAX_MODEL_LEN = 192
 BLOCK = 16
-# A tight pool holds one and a half requests of the greatest length.
-POOLS = {"ample": 512, "tight": MAX_MODEL_LEN * 3 // 2 // BLOCK}
+AMPLE = 512  # blocks
+# One and a half requests of the greatest length. Gemma 3's layers form four groups with blocks of their own, of
+# which three need only their window and a chunk: 52 blocks are enough for one request with the largest chunk.
+TIGHT = {"llama": MAX_MODEL_LEN * 3 // 2 // BLOCK, "qwen3_moe": MAX_MODEL_LEN * 3 // 2 // BLOCK, "gemma3": 53}
 
 
 def product() -> list[dict]:
@@ -50,9 +52,10 @@ def label(combination: dict) -> str:
 
 def options(combination: dict, folder) -> dict:
     """Arguments of `LLM` for a combination, with the model saved in `folder`."""
+    blocks = AMPLE if combination["pool"] == "ample" else TIGHT[combination["model"]]
     return dict(
         model=str(folder), max_model_len=MAX_MODEL_LEN, max_num_seqs=4, block_size=BLOCK,
-        kv_cache_memory_bytes=256 << 20, num_gpu_blocks_override=POOLS[combination["pool"]],
+        kv_cache_memory_bytes=256 << 20, num_gpu_blocks_override=blocks,
         max_num_batched_tokens=combination["chunk"], enable_prefix_caching=combination["caching"],
         async_scheduling=combination["scheduling"] == "async", enforce_eager=combination["execution"] == "eager",
     )  # fmt: skip

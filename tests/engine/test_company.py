@@ -7,7 +7,7 @@ import pytest
 import switches
 import tiny_models
 
-pytestmark = [pytest.mark.xdist_group("parity"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("parity"), pytest.mark.timeout(1500)]
 
 COUNT = 40
 # One token, block boundaries, and lengths at which two requests outgrow a tight pool together.
@@ -16,6 +16,16 @@ COMPANIONS = tiny_models.token_prompts(6, [3, 90, 33, 120, 70, 16], seed=12)
 SAMPLING = {"max_tokens": COUNT, "ignore_eos": True}
 # Rounding differs with the size of a step. Equality can be demanded where no choice is closer than this.
 CLEAR = 5e-4
+CLEAR_JOB = parity.Job(PROBES, {**SAMPLING, "logprobs": 2}, together=False)
+
+PREEMPTED = {**switches.PLAIN, "pool": "tight", "scheduling": "async", "chunk": 64}
+STOPPED = {**switches.PLAIN, "caching": True, "scheduling": "async"}
+QUESTIONS = parity.Job(["Question: how many?\nQ:", "Once upon a time there was a\nQ:"], SAMPLING)
+LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+STOPPED_QUESTIONS = parity.Job(QUESTIONS.prompts, {**SAMPLING, "stop": ["\nQ:", *LETTERS]})
+
+# Programs of the model and of the sampler.
+AHEAD = {"model", "logits", "aten.argmax.default", "aten.topk.default", "aten._softmax.default", "aten.index.Tensor"}
 
 
 def _jobs() -> list[parity.Job]:
@@ -38,28 +48,31 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def plain(models):
-    """Model name to what its plain engine says to each probe alone."""
-    job = parity.Job(PROBES, {**SAMPLING, "logprobs": 2}, together=False)
-    engines = [
-        parity.Engine(switches.options({**switches.PLAIN, "model": name}, folder), [job])
-        for name, folder in models.items()
-    ]
-    results = dict(zip(models, parity.engine(engines)))
-    for name, result in results.items():
-        closest = min(gap for gaps in result.gaps[0] for gap in gaps)
-        assert closest > CLEAR, f"{name} has a choice as close as {closest:.2g}: choose another seed"
-    return {name: result.tokens[0] for name, result in results.items()}
+def results(models):
+    """Every engine of this module, by the name it is looked up with; one process runs them one after the other."""
+    engines = {
+        # First in its process: an operator that an earlier engine compiled would not be compiled again.
+        "eager start": _engine({**switches.PLAIN, "execution": "eager"}, models, []),
+        **{name: _engine({**switches.PLAIN, "model": name}, models, [CLEAR_JOB]) for name in models},
+        **{switches.label(c): _engine(c, models, _jobs()) for c in switches.pairwise()},
+        "preempted": _engine(PREEMPTED, models, _jobs()),
+        "cold": _engine(STOPPED, models, [QUESTIONS]),
+        "stopped": _engine(STOPPED, models, [STOPPED_QUESTIONS, QUESTIONS, STOPPED_QUESTIONS]),
+    }
+    return dict(zip(engines, parity.engine(list(engines.values()))))
 
 
-def _results(models, combinations) -> dict[str, parity.EngineResult]:
-    engines = [parity.Engine(switches.options(c, models[c["model"]]), _jobs()) for c in combinations]
-    return dict(zip(map(switches.label, combinations), parity.engine(engines)))
+def _engine(combination: dict, models, jobs) -> parity.Engine:
+    return parity.Engine(switches.options(combination, models[combination["model"]]), jobs)
 
 
 @pytest.fixture(scope="module")
-def pairwise(models):
-    return _results(models, switches.pairwise())
+def plain(models, results):
+    """Model name to what its plain engine says to each probe alone."""
+    for name in models:
+        closest = min(gap for gaps in results[name].gaps[0] for gap in gaps)
+        assert closest > CLEAR, f"{name} has a choice as close as {closest:.2g}: choose another seed"
+    return {name: results[name].tokens[0] for name in models}
 
 
 def _check(combination: dict, plain, result: parity.EngineResult) -> None:
@@ -84,23 +97,42 @@ def _check(combination: dict, plain, result: parity.EngineResult) -> None:
 
 
 @pytest.mark.parametrize("combination", switches.pairwise(), ids=switches.label)
-def test_switches_do_not_change_answers(combination, plain, pairwise):
-    _check(combination, plain, pairwise[switches.label(combination)])
+def test_switches_do_not_change_answers(combination, plain, results):
+    _check(combination, plain, results[switches.label(combination)])
 
 
-def test_eager_compiles_nothing_ahead(pairwise):
-    """With --enforce-eager the start makes no program of the model, of its logits or of the sampler."""
-    eager = [c for c in switches.pairwise() if c["execution"] == "eager"]
-    assert eager
-    for combination in eager:
-        result = pairwise[switches.label(combination)]
-        ahead = {name for name in result.warm_up if not name.startswith(STARTUP_OPERATORS)}
-        assert not ahead, f"{switches.label(combination)} compiled {sorted(ahead)} ahead"
-        assert "model" not in result.late and "logits" not in result.late
+def test_eager_compiles_nothing_ahead(results):
+    """With --enforce-eager the start makes no program of the model or the sampler, only those that loading needs."""
+    made = results["eager start"].warm_up
+    assert not AHEAD & set(made), f"--enforce-eager compiled {sorted(AHEAD & set(made))} ahead"
+    assert len(made) < 40, f"too many programs for loading alone: {sorted(made)}"
+    for combination in switches.pairwise():
+        if combination["execution"] == "eager":  # their answers are compared above
+            late = results[switches.label(combination)].late
+            assert not {"model", "logits"} & set(late), "the model was meant to run operator by operator"
+            assert "paged_attention" in late, "attention ran somewhere else"
 
 
-# Loading weights and clearing the cache run ordinary operators.
-STARTUP_OPERATORS = ("aten.zero", "aten.fill", "aten.copy", "aten._copy", "aten.empty", "aten._to_copy", "aten.slice")
+def test_compiled_compiles_ahead(results):
+    """The counterpart: what the test above looks for is there without --enforce-eager."""
+    made = set(results["llama"].warm_up)
+    assert AHEAD <= made, f"not found: {sorted(AHEAD - made)}"
+
+
+def test_a_stop_string_leaves_nothing_behind(results):
+    """After a batch that ended on stop strings, greedy output is the same as in a cold engine (bug E3)."""
+    cold = results["cold"].tokens[0]
+    ended, after, ended_again = results["stopped"].tokens
+    assert all(len(tokens) < COUNT for tokens in ended), "a stop string was meant to end both"
+    for full, short in zip(cold, ended):
+        assert full[: len(short)] == short, f"{short} is no beginning of {full}"
+    parity.check(cold, after)
+    parity.check(ended, ended_again)
+
+
+def test_async_scheduling_with_preemption(plain, results):
+    """A pool of one and a half requests under async scheduling and small chunks: same answers (bug E11)."""
+    _check(PREEMPTED, plain, results["preempted"])
 
 
 @pytest.mark.long
@@ -110,32 +142,5 @@ def test_whole_product(model, models, plain):
     combinations = [c for c in switches.product() if c["model"] == model]
     for start in range(0, len(combinations), 12):  # a new process now and then keeps memory small
         part = combinations[start : start + 12]
-        for combination, result in zip(part, _results(models, part).values()):
+        for combination, result in zip(part, parity.engine([_engine(c, models, _jobs()) for c in part], 3000)):
             _check(combination, plain, result)
-
-
-def test_a_stop_string_leaves_nothing_behind(models):
-    """After a batch that ended on stop strings, greedy output is the same as in a cold engine (bug E3)."""
-    prompts = ["Question: how many?\nQ:", "Once upon a time there was a\nQ:"]
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    cold = parity.Job(prompts, SAMPLING)
-    stopped = parity.Job(prompts, {**SAMPLING, "stop": ["\nQ:", *letters]})
-    combination = {**switches.PLAIN, "caching": True, "scheduling": "async"}
-    folder = models["llama"]
-    first, second = parity.engine([
-        parity.Engine(switches.options(combination, folder), [cold]),
-        parity.Engine(switches.options(combination, folder), [stopped, cold, stopped]),
-    ])  # fmt: skip
-    ended, after, ended_again = second.tokens
-    assert all(len(tokens) < COUNT for tokens in ended), "a stop string was meant to end both"
-    for full, short in zip(first.tokens[0], ended):
-        assert full[: len(short)] == short, f"{short} is no beginning of {full}"
-    parity.check(first.tokens[0], after)
-    parity.check(ended, ended_again)
-
-
-def test_async_scheduling_with_preemption(models, plain):
-    """A pool of one and a half requests under async scheduling and small chunks: same answers (bug E11)."""
-    combination = {**switches.PLAIN, "pool": "tight", "scheduling": "async", "chunk": 64}
-    (result,) = _results(models, [combination]).values()
-    _check(combination, plain, result)

@@ -26,7 +26,7 @@ OVERRIDES = [
     Override("GPUModelRunner.may_reinitialize_input_batch", "a new input batch must stay on the host too"),
     Override("GPUModelRunner._init_kv_zero_meta", "upstream prepares a Triton kernel"),
     Override("GPUModelRunner._zero_block_ids", "upstream launches a Triton kernel"),
-    Override("GPUModelRunner._prepare_inputs", "pads the rows to sample to a request bucket"),
+    Override("GPUModelRunner._prepare_inputs", "the program picks the rows to sample, so upstream gets a slice instead of indices"),
     Override("GPUModelRunner._prepare_input_ids", "the program itself substitutes tokens sampled by the last step"),
     Override("GPUModelRunner._model_forward", "runs one compiled program per token bucket"),
     Override("GPUModelRunner._sample", "upstream's sampler on padded rows"),

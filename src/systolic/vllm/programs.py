@@ -35,8 +35,8 @@ class StepInputs:
 
     input_ids: int32 [T]; positions: int64 [T]; previous: int32 [S], tokens sampled by the last step;
     previous_index: int32 [T], row of ``previous`` to take the token from, or -1; seq_lens: int32 [S];
-    query_start_loc: int32 [S + 1]; num_seqs: int32 [1]; block_tables: int32 [S, pages] each;
-    slot_mappings: int64 [T] each, -1 for padding.
+    query_start_loc: int32 [S + 1]; num_seqs: int32 [1]; rows: int64 [S], tokens whose hidden states are wanted
+    for sampling; block_tables: int32 [S, pages] each; slot_mappings: int64 [T] each, -1 for padding.
     """
 
     input_ids: torch.Tensor
@@ -46,21 +46,22 @@ class StepInputs:
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
     num_seqs: torch.Tensor
+    rows: torch.Tensor
     block_tables: list[torch.Tensor]
     slot_mappings: list[torch.Tensor]
 
     def flat(self) -> list[torch.Tensor]:
         return [self.input_ids, self.positions, self.previous, self.previous_index, self.seq_lens,
-                self.query_start_loc, self.num_seqs, *self.block_tables, *self.slot_mappings]  # fmt: skip
+                self.query_start_loc, self.num_seqs, self.rows, *self.block_tables, *self.slot_mappings]  # fmt: skip
 
     @classmethod
     def from_flat(cls, tensors, groups: int) -> "StepInputs":
-        return cls(*tensors[:7], list(tensors[7 : 7 + groups]), list(tensors[7 + groups :]))
+        return cls(*tensors[:8], list(tensors[8 : 8 + groups]), list(tensors[8 + groups :]))
 
     def token_arguments(self) -> list[int]:
         """Positions in :meth:`flat` of the arguments whose first dimension is T."""
         groups = len(self.block_tables)
-        return [0, 1, 3, *range(7 + groups, 7 + 2 * groups)]
+        return [0, 1, 3, *range(8 + groups, 8 + 2 * groups)]
 
 
 class ModelProgram:
@@ -68,7 +69,7 @@ class ModelProgram:
 
     Args:
         layer_groups: KV cache group number of each attention layer name.
-        caches: paged cache of each attention layer name.
+        caches: paged cache of each attention layer name; layers of different groups may share one.
     """
 
     def __init__(self, model, vllm_config, caches: dict[str, torch.Tensor], layer_groups: dict[str, int], eager: bool):
@@ -77,8 +78,9 @@ class ModelProgram:
         self.layer_groups = layer_groups
         self.eager = eager
         self.layers = vllm_config.compilation_config.static_forward_context
-        self.cache_names = list(caches)
-        self.caches = list(caches.values())
+        distinct = {id(cache): cache for cache in caches.values()}
+        self.caches = list(distinct.values())
+        self.cache_index = {name: list(distinct).index(id(cache)) for name, cache in caches.items()}
         self.weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._step = None
         self._logits = None
@@ -92,7 +94,7 @@ class ModelProgram:
         ]
         return {name: groups[group] for name, group in self.layer_groups.items()}
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         rows = inputs.previous_index.clamp(min=0)
         ids = torch.where(inputs.previous_index >= 0, inputs.previous[rows], inputs.input_ids)
         if not self.eager and client.is_cpu():
@@ -102,15 +104,19 @@ class ModelProgram:
             self.metadata(inputs), self.vllm_config, num_tokens=int(tokens) if isinstance(tokens, int) else 2
         )
         with context:
-            return self.model(input_ids=ids, positions=inputs.positions, intermediate_tensors=None, inputs_embeds=None)
+            hidden = self.model(
+                input_ids=ids, positions=inputs.positions, intermediate_tensors=None, inputs_embeds=None
+            )
+        return hidden, hidden[inputs.rows]
 
-    def step(self, inputs: StepInputs) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step; the caches are updated in place."""
+    def step(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden states [T, hidden], those of ``inputs.rows`` [S, hidden]); the caches are updated in place."""
         if self.eager:
             return self._forward(inputs)
         if self._step is None:
             self._step = self._trace_step(inputs)
-        return self._step.call([*self.weights.values(), *self.caches, *inputs.flat()])[0]
+        hidden, selected = self._step.call([*self.weights.values(), *self.caches, *inputs.flat()])
+        return hidden, selected
 
     def prepare(self, inputs: StepInputs) -> None:
         """Build the executable for one token bucket without running it."""
@@ -138,9 +144,9 @@ class ModelProgram:
 
         def function(*tensors):
             given = dict(zip(names, tensors[:weights]))
-            previous = {name: self.layers[name].kv_cache for name in self.cache_names}
-            for name, cache in zip(self.cache_names, tensors[weights : weights + caches]):
-                self.layers[name].kv_cache = cache
+            previous = {name: self.layers[name].kv_cache for name in self.cache_index}
+            for name, index in self.cache_index.items():
+                self.layers[name].kv_cache = tensors[weights + index]
             try:
                 with _reparametrize_module(self.model, given, tie_weights=True):
                     return self._forward(StepInputs.from_flat(tensors[weights + caches :], groups))

@@ -59,6 +59,7 @@ class TpuModelRunner(GPUModelRunner):
         self.token_buckets = token_buckets(self.max_num_tokens)
         self.request_buckets = request_buckets(self.max_num_reqs)
         self.previous_index = np.full(self.max_num_tokens, -1, np.int32)
+        self.rows = torch.zeros(self.max_num_reqs, dtype=torch.int64)
         self.previous_tokens = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
         self.program: ModelProgram | None = None
         self.input_batch.logitsprocs = sampling.build_processors(vllm_config, device, self)
@@ -104,15 +105,28 @@ class TpuModelRunner(GPUModelRunner):
         self._alias_input_batch()
 
     def initialize_kv_cache_tensors(self, kv_cache_config, kernel_block_sizes, kv_cache_allocation_context=None):
-        """One typed tensor a layer, in the shape the attention kernel reads (upstream cuts raw bytes instead)."""
+        """Typed tensors in the shape the attention kernel reads (upstream cuts raw bytes instead).
+
+        Layers of different groups that upstream lays over each other share one tensor: a block belongs to one
+        group at a time, and the memory budget counts it once.
+        """
+        starts = {
+            name: tensor.offset + index * tensor.layer_stride
+            for tensor in kv_cache_config.kv_cache_tensors
+            for index, name in enumerate(tensor.layers)
+        }
         caches: dict[str, torch.Tensor] = {}
+        placed: dict[tuple, torch.Tensor] = {}
         self.layer_groups: dict[str, int] = {}
         for number, group in enumerate(kv_cache_config.kv_cache_groups):
             for name in group.layer_names:
                 spec = group.kv_cache_spec
                 spec = getattr(spec, "kv_cache_specs", {}).get(name, spec)
                 shape = cache_shape(kv_cache_config.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
-                caches[name] = torch.zeros(shape, dtype=spec.dtype, device=self.device)
+                place = (starts[name], shape, spec.dtype)
+                if place not in placed:
+                    placed[place] = torch.zeros(shape, dtype=spec.dtype, device=self.device)
+                caches[name] = placed[place]
                 self.layer_groups[name] = number
         for name, target in self.shared_kv_cache_layers.items():
             caches[name] = caches[target]
@@ -141,9 +155,9 @@ class TpuModelRunner(GPUModelRunner):
     def _prepare_inputs(self, scheduler_output, num_scheduled_tokens):
         rows, spec, count = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         self._tokens = scheduler_output.total_num_scheduled_tokens
-        padded = torch.zeros(up(rows.shape[0], self.request_buckets), dtype=torch.int64)
-        padded[: rows.shape[0]] = rows
-        return padded, spec, count
+        self.rows[: rows.shape[0]] = rows
+        # The program picks these rows itself: upstream's `hidden_states[logits_indices]` becomes a plain slice.
+        return slice(0, up(rows.shape[0], self.request_buckets)), spec, count
 
     def _prepare_input_ids(self, scheduler_output, num_reqs, total_num_scheduled_tokens, cu_num_tokens) -> None:
         """Say for each token whether the device still holds it as the last step's sample."""
@@ -175,6 +189,7 @@ class TpuModelRunner(GPUModelRunner):
             seq_lens=self._upload(self.seq_lens),
             query_start_loc=self._upload(self.query_start_loc.cpu),
             num_seqs=self._upload(np.array([num_reqs], np.int32)),
+            rows=self._upload(self.rows),
             block_tables=[self._upload(table.block_table.cpu) for table in tables],
             slot_mappings=[pad(table.slot_mapping.np, -1, np.int64) for table in tables],
         )
@@ -182,7 +197,8 @@ class TpuModelRunner(GPUModelRunner):
     def _model_forward(self, input_ids=None, positions=None, intermediate_tensors=None, inputs_embeds=None, **kwargs):
         if inputs_embeds is not None or kwargs:
             raise NotImplementedError("only token ids are supported as model input on tpu")
-        return self.program.step(self._step_inputs(self._tokens, self.input_batch.num_reqs))
+        self._hidden, selected = self.program.step(self._step_inputs(self._tokens, self.input_batch.num_reqs))
+        return selected
 
     def _sample(self, logits, spec_decode_metadata):
         batch = self.input_batch
@@ -209,4 +225,5 @@ class TpuModelRunner(GPUModelRunner):
         return sampled_token_ids.cpu().tolist()
 
     def _get_prompt_logprobs_dict(self, hidden_states, num_scheduled_tokens):
-        return sampling.prompt_logprobs(self, hidden_states, num_scheduled_tokens)
+        # `hidden_states` are the rows for sampling here; a prompt's logprobs need those of all tokens.
+        return sampling.prompt_logprobs(self, self._hidden, num_scheduled_tokens)

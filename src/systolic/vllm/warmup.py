@@ -62,16 +62,16 @@ def run(runner) -> None:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         inputs = [_inputs(runner, size) for size in runner.token_buckets]
         _each(pool, runner.program.prepare, inputs, "Compiling the model", "token buckets")
-        # One run shows that the whole path works; the other sizes need no run, only states of their shape.
-        first = runner.program.step(inputs[0])
-        hidden = {size: torch.zeros(size, *first.shape[1:], dtype=first.dtype, device=first.device)
-                  for size in runner.token_buckets}  # fmt: skip
+        # One run shows that the whole path works; the other sizes need no run.
+        hidden, selected = runner.program.step(inputs[0])
         torch.tpu.synchronize()
         startup.start("warmup")
-        _each(pool, lambda rows: _sample(runner, hidden, rows), runner.request_buckets, "Compiling the sampler",
+        _each(pool, lambda rows: _sample(runner, selected, rows), runner.request_buckets, "Compiling the sampler",
               "request buckets")  # fmt: skip
-    for states in hidden.values():
-        sampling_warmup.score_prompts(runner, states)
+        states = [torch.zeros(size, *hidden.shape[1:], dtype=hidden.dtype, device=hidden.device)
+                  for size in runner.token_buckets]  # fmt: skip
+        _each(pool, lambda rows: sampling_warmup.score_prompts(runner, rows), states, "Compiling prompt scores",
+              "token buckets")  # fmt: skip
     torch.tpu.synchronize()
     startup.stop()
     logger.info(
@@ -133,14 +133,9 @@ def _inputs(runner, tokens: int):
     return runner._step_inputs(tokens, 0)
 
 
-def _sample(runner, hidden, rows: int) -> None:
+def _sample(runner, selected, rows: int) -> None:
     """Run logits and every feature of the sampler for one request bucket."""
-    index = torch.from_numpy(np.zeros(rows, np.int64))
-    smaller = [bucket for bucket in runner.request_buckets if bucket < rows]
-    fewest = smaller[-1] + 1 if smaller else 1  # requests that are padded to `rows`; each has a token at least
-    # Token buckets below that never meet this request bucket.
-    selected = [states[index] for size, states in hidden.items() if size >= fewest]
-    logits = runner.program.logits(selected[0])
+    logits = runner.program.logits(selected[:rows])
     with torch.no_grad():
         for metadata in sampling_warmup.combinations(runner, rows):
             output = runner.sampler(logits=logits.clone(), sampling_metadata=metadata)
