@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -33,7 +34,9 @@ def fail(command: str, reason: object, code: int = EXIT_FAILURE) -> int:
 def explain(error: BaseException) -> str:
     """One line that says what went wrong: the message of `error`, without types that say nothing."""
     if ENGINE_CHILD_FAILED in str(error):
-        return _engine_reason() or f"the engine process did not start; its reason is in the line {ENGINE_START_FAILED!r} above"
+        code = re.search(r"'EngineCore\w*': (-?\d+)", str(error))
+        died = f"the engine process died while it started, exit code {code[1] if code else 'unknown'}"
+        return _engine_reason() or f"{died}; the lines above are its last"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return "the port is in use; choose another with --port"
     details = getattr(error, "errors", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import os
 import re
@@ -12,9 +14,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Sequence
 
-from systolic import announce
+from systolic import announce, settings
 from systolic.cli_errors import EXIT_USAGE, explain, fail
 
 USAGE = """usage: systolic serve [MODEL] [any vllm serve option]
@@ -29,8 +32,10 @@ Every option of `vllm serve` works; `systolic serve --help=all` lists them.
 """
 DEFAULT_PORT = 8000
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?")
-# What vLLM too gives KeyboardInterrupt to say when SIGTERM comes during start-up.
+# What vLLM gives KeyboardInterrupt to say when it was SIGTERM.
 TERMINATED = "terminated"
+# What a shell reports for Ctrl-C.
+EXIT_INTERRUPTED = 130
 
 
 class UsageError(ValueError):
@@ -172,35 +177,59 @@ def check_port(host: str | None, port: int) -> None:
             ) from None
 
 
-def _terminated(*_: object) -> None:
-    raise KeyboardInterrupt(TERMINATED)
+def _end_start(number: int, _) -> None:
+    """SIGTERM or Ctrl-C before the server runs: end this process and its children at once.
+
+    Nothing is to be finished yet. An exception instead would be lost: imports and vLLM's waiting for its
+    engine swallow one, or turn it into another error.
+    """
+    psutil = sys.modules["psutil"]
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    for name in (settings.START_FAILURE_FILE, settings.METRICS_FILE):
+        if name in os.environ:
+            Path(os.environ[name]).unlink(missing_ok=True)
+    os._exit(0 if number == signal.SIGTERM else EXIT_INTERRUPTED)
+
+
+def _keep_start_handler() -> None:
+    """Keep vLLM from replacing `_end_start` while it starts its engine; its running server still does."""
+    from vllm.entrypoints.launchers.api_server import entry
+
+    def ignored(number: int, handler: object) -> None: ...
+
+    entry.signal = SimpleNamespace(signal=ignored, SIGTERM=signal.SIGTERM, SIGINT=signal.SIGINT)
 
 
 def _run_vllm(arguments: list[str]) -> int:
     """Run `vllm ARGUMENTS` in this process; returns the exit code."""
-    from systolic import settings
-
     debug = settings.current().log_level == "DEBUG"
     # vLLM's command would choose "spawn", which imports everything a second time in the engine process.
     # Forking is safe here: this process starts neither the XLA client nor a thread before it.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     # vLLM's command reads its arguments from here.
     sys.argv = ["vllm", *arguments]
-    with tempfile.TemporaryDirectory(prefix="systolic-") as folder:
-        os.environ[settings.START_FAILURE_FILE] = str(Path(folder) / "reason")
-        try:
-            # vLLM sets the same handler, but only after its imports, and another one when the server runs.
-            signal.signal(signal.SIGTERM, _terminated)
-            from vllm.entrypoints.cli.main import main
+    handle, os.environ[settings.START_FAILURE_FILE] = tempfile.mkstemp(prefix="systolic-start-")
+    os.close(handle)
+    # A signal handler must not import.
+    importlib.import_module("psutil")
+    signal.signal(signal.SIGTERM, _end_start)
+    signal.signal(signal.SIGINT, _end_start)
+    try:
+        from vllm.entrypoints.cli.main import main
 
-            main()
-        except KeyboardInterrupt as stop:
-            return 0 if str(stop) == TERMINATED else 130
-        except Exception as error:
-            if debug:
-                raise
-            return fail("serve", f"{explain(error)} (SYSTOLIC_LOG_LEVEL=DEBUG shows the traceback)")
-        return 0
+        _keep_start_handler()
+        main()
+    except KeyboardInterrupt as stop:
+        return 0 if str(stop) == TERMINATED else EXIT_INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        return fail("serve", f"{explain(error)} (SYSTOLIC_LOG_LEVEL=DEBUG shows the traceback)")
+    finally:
+        Path(os.environ[settings.START_FAILURE_FILE]).unlink(missing_ok=True)
+    return 0
 
 
 def serve(arguments: Sequence[str]) -> int:

@@ -47,8 +47,11 @@ def environment(tmp_path):
     """Environment in which `import vllm` finds the stand-in and the cache is empty."""
     folder = tmp_path / "stand-in/vllm/entrypoints/cli"
     folder.mkdir(parents=True)
-    for package in ("vllm", "vllm/entrypoints", "vllm/entrypoints/cli"):
+    (tmp_path / "stand-in/vllm/entrypoints/launchers/api_server").mkdir(parents=True)
+    packages = ("cli", "launchers", "launchers/api_server")
+    for package in ("vllm", "vllm/entrypoints", *(f"vllm/entrypoints/{name}" for name in packages)):
         (tmp_path / "stand-in" / package / "__init__.py").touch()
+    (tmp_path / "stand-in/vllm/entrypoints/launchers/api_server/entry.py").write_text("import signal")
     (folder / "main.py").write_text(STAND_IN)
     path = os.pathsep.join([str(tmp_path / "stand-in"), str(SOURCES)])
     changes = {"PYTHONPATH": path, "SYSTOLIC_CACHE_DIR": str(tmp_path / "cache"), "STAND_IN": "return"}

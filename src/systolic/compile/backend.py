@@ -12,6 +12,7 @@ import hashlib
 import itertools
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from ..device import _C
@@ -126,12 +127,12 @@ class CompiledGraph:
     def _digest(self) -> str:
         """Identity of the traced computation: its text and the bytes of its constants."""
         digest = hashlib.sha256()
-        for node in self.graph.nodes:
-            digest.update(f"{node.name}|{node.op}|{node.target}|{node.args}|{node.kwargs}\n".encode())
-            if node.op == "get_attr":
-                value = getattr(self.module, node.target, None)
+        with unset_fake_temporarily():  # constants are real tensors, also while others are traced
+            for node in self.graph.nodes:
+                digest.update(f"{node.name}|{node.op}|{node.target}|{node.args}|{node.kwargs}\n".encode())
+                value = getattr(self.module, node.target, None) if node.op == "get_attr" else None
                 if isinstance(value, torch.Tensor):
-                    digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+                    digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def prepare(self, args) -> None:
