@@ -17,7 +17,7 @@ serve: setup ## Serve a model: make serve [MODEL=path-or-name] [ARGS='--port 800
 	@$(VENV)/bin/systolic serve $(MODEL) $(ARGS)
 
 test: setup-tests ## Run the tests
-	@$(VENV)/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(VENV)/bin/python -m pytest -n 2 --dist loadscope $(ARGS)
 
 test-long: setup-tests ## Run the tests that take minutes
 	@$(VENV)/bin/python -m pytest -m long $(ARGS)

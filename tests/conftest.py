@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 
+def pytest_xdist_make_scheduler(config, log):
+    """One worker runs all engine tests, one after the other, while the others share the rest by file.
 
-def pytest_collection_modifyitems(items) -> None:
-    """With `--dist loadgroup`, keep a file's tests in one worker unless they name a group of their own."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    Two servers at once on two cores would time out.  (Marks with `--dist loadgroup` do not do it: xdist 3.8 sets a
+    node id that pytest 9 no longer reads.)
+    """
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return "tests/engine" if path.startswith("tests/engine/") else path
+
+    return Scheduler(config, log)

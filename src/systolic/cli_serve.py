@@ -193,6 +193,13 @@ def _end_start(number: int, _) -> None:
     os._exit(0 if number == signal.SIGTERM else EXIT_INTERRUPTED)
 
 
+def _end_start_on_signals() -> None:
+    # A signal handler must not import.
+    importlib.import_module("psutil")
+    signal.signal(signal.SIGTERM, _end_start)
+    signal.signal(signal.SIGINT, _end_start)
+
+
 def _keep_start_handler() -> None:
     """Keep vLLM from replacing `_end_start` while it starts its engine; its running server still does."""
     from vllm.entrypoints.launchers.api_server import entry
@@ -212,10 +219,6 @@ def _run_vllm(arguments: list[str]) -> int:
     sys.argv = ["vllm", *arguments]
     handle, os.environ[settings.START_FAILURE_FILE] = tempfile.mkstemp(prefix="systolic-start-")
     os.close(handle)
-    # A signal handler must not import.
-    importlib.import_module("psutil")
-    signal.signal(signal.SIGTERM, _end_start)
-    signal.signal(signal.SIGINT, _end_start)
     try:
         from vllm.entrypoints.cli.main import main
 
@@ -262,6 +265,7 @@ def serve(arguments: Sequence[str]) -> int:
         if not names:
             names = [small_model.NAME, model]
             options = [*options, "--served-model-name", *names]
+    _end_start_on_signals()
     print(f"Serving {model} with vLLM on port {request.port}; Ctrl-C stops it.", flush=True)
     # Without TLS and on a TCP port, this process can ask the server whether it is ready.
     if not request.has("--uds", "--headless", "--ssl-certfile", "--grpc"):

@@ -264,6 +264,21 @@ def test_graph_breaks_give_right_results():
     assert torch.compile(f)(-torch.arange(4.0).tpu()).tolist() == [-0.0, -2.0, -4.0, -6.0]
 
 
+def test_python_of_the_device_is_not_traced_after_a_graph_break():
+    def f(x):
+        print(end="")  # a graph break: what follows may run as plain Python
+        values, counts = torch.unique(x, return_counts=True)
+        return x[x > 1].tolist(), values.cpu(), counts, torch.special.airy_ai(x.float())
+
+    eager = f(torch.tensor([3, 1, 3]))
+    for shape in ((3,), (3,)):
+        x = torch.tensor([3, 1, 3], device="tpu").view(shape)
+        listed, values, counts, _ = torch.compile(f)(x)
+        assert listed == eager[0] and torch.equal(values, eager[1]) and torch.equal(counts.cpu(), eager[2])
+    frames = [str(f) for f in counters["frames"]] + [k for k in counters["graph_break"]]
+    assert not any("systolic" in str(k) or "jax" in str(k) for k in frames)
+
+
 def test_masks_stay_static_in_graphs():
     def f(x):
         x = x.clone()

@@ -67,9 +67,8 @@ def test_other_threads_may_compile():
 
 def test_counts_and_observers(monkeypatch):
     monkeypatch.setattr(executables, "_observers", [])
-    seen = []
+    x, seen = torch.ones(8, 3, device="tpu"), []
     executables.on_compilation(lambda name, seconds: seen.append((name, seconds)))
-    x = torch.ones(8, 3, device="tpu")
     before, seconds = torch.tpu.compilations(), statistics.compile_seconds
     torch.cosh(x), torch.cosh(x)
     assert torch.tpu.compilations() == before + 1 and statistics.compile_seconds > seconds

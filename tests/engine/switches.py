@@ -18,9 +18,9 @@ PLAIN = {name: settings[0] for name, settings in SWITCHES.items()}
 MAX_MODEL_LEN = 192
 BLOCK = 16
 AMPLE = 512  # blocks
-# One and a half requests of the greatest length. Gemma 3's layers form four groups with blocks of their own, of
-# which three need only their window and a chunk: 52 blocks are enough for one request with the largest chunk.
-TIGHT = {"llama": MAX_MODEL_LEN * 3 // 2 // BLOCK, "qwen3_moe": MAX_MODEL_LEN * 3 // 2 // BLOCK, "gemma3": 53}
+# One and a half requests of the greatest length. Gemma 3's layers form three groups with blocks of their own, of
+# which two need only their window and a chunk: 39 blocks are enough for one request with the largest chunk.
+TIGHT = {"llama": MAX_MODEL_LEN * 3 // 2 // BLOCK, "qwen3_moe": MAX_MODEL_LEN * 3 // 2 // BLOCK, "gemma3": 40}
 
 
 def product() -> list[dict]:

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("engine")
 
 VOCABULARY = 49152
 LIMIT = 1024  # --max-model-len of the server

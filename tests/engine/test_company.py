@@ -7,7 +7,8 @@ import pytest
 import switches
 import tiny_models
 
-pytestmark = [pytest.mark.xdist_group("parity"), pytest.mark.timeout(1500)]
+# Twelve engines, one after the other: minutes.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 COUNT = 40
 # One token, block boundaries, and lengths at which two requests outgrow a tight pool together.

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.xdist_group("engine")
 
 FRANCE = "The capital of France is"
 # Float32 sums in another order, through 30 layers and a log-softmax over 49152 tokens.

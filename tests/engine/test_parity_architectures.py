@@ -6,7 +6,7 @@ import parity
 import pytest
 import tiny_models
 
-pytestmark = [pytest.mark.xdist_group("parity"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 NAMES = ("qwen2", "qwen3", "llama", "gemma3", "mixtral", "qwen3_moe")
 COUNT = 24

@@ -8,7 +8,7 @@ from parity_prompts import LENGTHS, small_model_prompts
 
 from systolic.models.small_model import ensure_small_model
 
-pytestmark = [pytest.mark.xdist_group("parity"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.timeout(1800)]
 
 COUNT = 64
 

@@ -10,7 +10,6 @@ import httpx
 import pytest
 from server import NAME
 
-pytestmark = pytest.mark.xdist_group("engine")
 
 REQUESTS = 200
 CONCURRENCY = 32

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import log_softmax
 
-pytestmark = pytest.mark.xdist_group("engine")
 
 FRANCE = "The capital of France is"
 LOOP = "one two three one two three one two three one two"

@@ -45,7 +45,7 @@ def _llama():
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_attention_heads=8,
+        hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=8,
         num_key_value_heads=2, head_dim=16, tie_word_embeddings=False, **_COMMON,
     )  # fmt: skip
 
@@ -54,9 +54,9 @@ def _gemma3(window: int = WINDOW):
     from transformers import Gemma3TextConfig
 
     return Gemma3TextConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=32, sliding_window=window,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         **_COMMON,
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def _qwen3_moe():
     from transformers import Qwen3MoeConfig
 
     return Qwen3MoeConfig(
-        hidden_size=64, intermediate_size=128, moe_intermediate_size=48, num_hidden_layers=3,
+        hidden_size=64, intermediate_size=128, moe_intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=2,
         norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], tie_word_embeddings=False, **_COMMON,
     )  # fmt: skip

@@ -272,6 +272,21 @@ def _into(function):
     return write
 
 
+def _outside_dynamo(function):
+    """``function``, never traced: after a graph break Dynamo looks at every Python frame that starts."""
+    eval_frame = torch._C._dynamo.eval_frame
+
+    def run(*arguments, **keywords):
+        previous = eval_frame.set_eval_frame(None)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            eval_frame.set_eval_frame(previous)
+
+    eval_frame.skip_code(run.__code__)
+    return run
+
+
 KERNELS = {
     "nonzero": nonzero,
     "nonzero.out": _into(nonzero),
@@ -294,4 +309,4 @@ def register_dynamic() -> None:
     global _library
     _library = torch.library.Library("aten", "IMPL")
     for name, function in KERNELS.items():
-        _library.impl(name, function, "PrivateUse1")
+        _library.impl(name, _outside_dynamo(function), "PrivateUse1")

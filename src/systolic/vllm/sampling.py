@@ -287,16 +287,16 @@ def prompt_scores(runner, hidden_states, index: np.ndarray, targets: np.ndarray,
 
 
 def prompt_logprobs(runner, hidden_states, num_scheduled_tokens) -> dict[str, LogprobsTensors | None]:
-    """Logprobs of prompt tokens, a fixed number of rows at a time (upstream's loop, at compiled sizes)."""
+    """Logprobs of prompt tokens, a fixed number of rows at a time (upstream's loop, at compiled sizes).
+
+    ``hidden_states``: [token bucket, hidden], padding included, so that there is one program a bucket.
+    """
     chunk = PROMPT_LOGPROBS_ROWS
     finished: dict[str, LogprobsTensors | None] = {}
     wanted = runner.num_prompt_logprobs
     if not wanted:
         return finished
     done = []
-    # Upstream cut the padding off; with it there is one program a bucket.
-    bucket = up(hidden_states.shape[0], runner.token_buckets)
-    hidden_states = hidden_states.as_strided((bucket, hidden_states.shape[1]), hidden_states.stride())
     for request_id, count in wanted.items():
         scheduled = num_scheduled_tokens.get(request_id)
         if scheduled is None:
