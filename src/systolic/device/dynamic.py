@@ -283,7 +283,8 @@ def _outside_dynamo(function):
         finally:
             eval_frame.set_eval_frame(previous)
 
-    eval_frame.skip_code(run.__code__)
+    if hasattr(eval_frame, "skip_code"):  # only there once Dynamo was imported
+        eval_frame.skip_code(run.__code__)
     return run
 
 
