@@ -52,7 +52,7 @@ class EngineResult:
     found in the prefix cache, per prompt; preemptions: how often the scheduler preempted a request;
     step_tokens: tokens of each scheduler step; warm_up, late: names of the programs compiled, or
     loaded from the disk cache, by the engine's start and after it; fallbacks: operators that ran on the CPU instead,
-    with counts.
+    with counts; cache_bytes: memory of the KV cache.
     """
 
     tokens: list[list[list[int]]]
@@ -64,6 +64,7 @@ class EngineResult:
     warm_up: list[str]
     late: list[str]
     fallbacks: dict[str, int]
+    cache_bytes: int
 
 
 def engine(engines: list[Engine], timeout: float = TIMEOUT) -> list[EngineResult]:
@@ -171,6 +172,9 @@ def _run_engine(options, jobs):
     llm = LLM(dtype="float32", disable_log_stats=True, **options)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     ready = len(made)
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    distinct = {id(cache): cache for cache in runner.kv_caches}
+    cache_bytes = sum(cache.numel() * cache.element_size() for cache in distinct.values())
     counts = {"preemptions": 0}
     step_tokens: list[int] = []
     preempt, schedule = scheduler._preempt_request, scheduler.schedule
@@ -194,11 +198,12 @@ def _run_engine(options, jobs):
         "step_tokens": step_tokens,
         "warm_up": made[:ready],
         "late": made[ready:],
+        "cache_bytes": cache_bytes,
         "fallbacks": {name: count for name, count in now.items() if count},
     }
     del scheduler._preempt_request, scheduler.schedule
     llm.llm_engine.engine_core.shutdown()
-    del llm, scheduler
+    del llm, scheduler, runner, distinct
     cleanup_dist_env_and_memory()
     return result
 

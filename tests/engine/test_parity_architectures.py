@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.timeout(900)]
 
 NAMES = ("qwen2", "qwen3", "llama", "gemma3", "mixtral", "qwen3_moe")
 COUNT = 24
+CACHE_BYTES = 32 << 20
 # Around one and several blocks of 16, below and well above Gemma 3's window of 32, in one and in several chunks.
 LENGTHS = [1, 2, 7, 15, 16, 17, 31, 33, 64, 90, 130, 200]
 PROMPTS = tiny_models.token_prompts(12, LENGTHS, seed=1)
@@ -24,7 +25,7 @@ def results(tmp_path_factory):
     engines = [
         parity.Engine(
             dict(model=str(models[name]), max_model_len=256, max_num_seqs=4, max_num_batched_tokens=128,
-                 kv_cache_memory_bytes=32 << 20),
+                 kv_cache_memory_bytes=CACHE_BYTES),
             [job],
         )
         for name in NAMES
@@ -57,3 +58,10 @@ def test_the_sliding_window_matters(results):
     with_window, without = results[0]["gemma3"].tokens, results[0]["gemma3_without_window"].tokens
     long = [i for i, length in enumerate(LENGTHS) if length > tiny_models.WINDOW]
     assert all(with_window[i] != without[i] for i in long)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cache_takes_the_memory_it_was_given(results, name):
+    """Also where layers of several groups lie over each other, as Gemma 3's do."""
+    used = results[1][name].cache_bytes
+    assert 0.9 * CACHE_BYTES < used <= CACHE_BYTES, f"{used} of {CACHE_BYTES} bytes"

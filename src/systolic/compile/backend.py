@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import warnings
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -21,7 +22,7 @@ from ..device.build import Entry, donations, finish, plan, random_key
 from ..device.layout import Window
 from ..ops import registry
 from . import executables
-from .interpreter import Sizes, run
+from .interpreter import Sizes, not_lowered, run
 from .passes import keep_weights_as_stored
 from .repeats import find
 
@@ -68,11 +69,28 @@ def graph_is_on_tpu(gm: GraphModule, example_inputs) -> bool:
 
 
 def compile_graph(gm: GraphModule, example_inputs):
-    """A callable for one ATen graph; executables are made at its first call with each signature."""
-    graph = CompiledGraph(gm)
+    """A callable for one ATen graph; executables are made at its first call with each signature.
+
+    A graph with an operator that is not lowered runs operator by operator, and says so.
+    """
+    missing = not_lowered(gm.graph)
+    if missing:
+        warnings.warn(
+            f"a compiled graph runs operator by operator: {', '.join(missing)} is not lowered for tpu and runs on "
+            "the CPU (torch.tpu.fallbacks() counts such calls). Keep it out of the compiled function to have the "
+            "rest as one program.",
+            stacklevel=2,
+        )
+        graph = None
+    else:
+        graph = CompiledGraph(gm)
 
     def call(args):
-        return graph.call(args)
+        if graph is not None:
+            return graph.call(args)
+        inputs = list(args)
+        args.clear()
+        return gm.forward(*inputs)
 
     call._boxed_call = True  # AOTAutograd: `args` is a list that we may empty
     return call

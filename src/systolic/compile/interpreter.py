@@ -201,6 +201,24 @@ def _call(node: Node, values, sizes: Sizes, keys):
     return results if isinstance(node.meta["val"], (list, tuple)) else results[0]
 
 
+def not_lowered(graph: Graph) -> list[str]:
+    """Names of the operators in a graph that :func:`run` cannot evaluate."""
+    missing = set()
+    for node in graph.nodes:
+        target = node.target
+        if node.op != "call_function":
+            continue
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            missing.add(str(target))
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.name in _custom:
+            continue
+        name = target._schema.name.removeprefix("aten::")
+        known = registry.find(name, target._schema.overload_name) if target.namespace == "aten" else None
+        if known is None and not name.startswith("sym_"):
+            missing.add(str(target))
+    return sorted(missing)
+
+
 def _plain(value, sizes: Sizes):
     if isinstance(value, (list, tuple)):
         return [_plain(v, sizes) for v in value]

@@ -17,9 +17,11 @@ from . import layout
 from .arguments import Inputs, bind, describe, host_error, on_meta, parse, to_jax
 from .layout import Window
 
-# Operators that in training update arguments their schema does not mark as written (PyTorch's own kernels do
-# so), and the operator whose last results are the new values.
-_HIDDEN_UPDATES = {"native_batch_norm": ("_native_batch_norm_legit_functional", ("running_mean", "running_var"))}
+# Batch norm updates its running statistics in training only, whether its schema marks them as written or not;
+# the functional form's last results are their new values.
+_RUNNING = {"native_batch_norm": ("running_mean", "running_var"),
+            "_native_batch_norm_legit": ("running_mean", "running_var")}  # fmt: skip
+_RUNNING_FORM = "_native_batch_norm_legit_functional"
 
 UNDEFINED = -2  # as in csrc/program.h
 
@@ -133,10 +135,9 @@ def _make(short, overload, op, schema, values, results, written, outs, inputs):
 
     record = registry.find(short, overload)
     random = record is not None and record.rng
-    updating, hidden = _HIDDEN_UPDATES.get(short, (None, ()))
-    hidden = [n for n in hidden if isinstance(values.get(n), Window)] if values.get("training") else []
-    if hidden:
-        record = registry.find(updating)
+    if short in _RUNNING:
+        written = [n for n in _RUNNING[short] if isinstance(values.get(n), Window) and values["training"]]
+        record = registry.find(_RUNNING_FORM) if written else record
     returns_new = [r for r in schema.returns if r.alias_info is None or not r.alias_info.is_write]
     # Results in order: returned new tensors first, then written arguments that are not returned.
     if returns_new or not schema.returns:
@@ -146,8 +147,6 @@ def _make(short, overload, op, schema, values, results, written, outs, inputs):
             results = results[: len(targets)]
         elif written:
             results = results + [on_meta(values[n]) for n in written if n not in outs]
-        targets += [values[n] for n in hidden]
-        results = results + [on_meta(values[n]) for n in hidden]
     else:
         targets = [values[n] for n in written]
     specs = [None if r is None else registry.Spec(tuple(r.shape), jdtype(r.dtype)) for r in results]

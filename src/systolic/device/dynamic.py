@@ -272,22 +272,6 @@ def _into(function):
     return write
 
 
-def _outside_dynamo(function):
-    """``function``, never traced: after a graph break Dynamo looks at every Python frame that starts."""
-    eval_frame = torch._C._dynamo.eval_frame
-
-    def run(*arguments, **keywords):
-        previous = eval_frame.set_eval_frame(None)
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            eval_frame.set_eval_frame(previous)
-
-    if hasattr(eval_frame, "skip_code"):  # only there once Dynamo was imported
-        eval_frame.skip_code(run.__code__)
-    return run
-
-
 KERNELS = {
     "nonzero": nonzero,
     "nonzero.out": _into(nonzero),
@@ -310,4 +294,12 @@ def register_dynamic() -> None:
     global _library
     _library = torch.library.Library("aten", "IMPL")
     for name, function in KERNELS.items():
-        _library.impl(name, _outside_dynamo(function), "PrivateUse1")
+        _never_trace(function)
+        _library.impl(name, function, "PrivateUse1")
+
+
+def _never_trace(function) -> None:
+    """After a graph break Dynamo looks at every Python frame that starts: not at this one, nor at what it calls."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))

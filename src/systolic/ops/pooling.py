@@ -163,7 +163,7 @@ def _avg_pool(x, sizes, kernel, stride, padding, include_pad, divisor):
     if divisor is None:
         divisor = _divisors(x.shape[lead:], sizes, kernel, stride, padding, include_pad)
     divisor = jnp.asarray(np.asarray(divisor).astype(x.dtype))
-    return total // divisor if jnp.issubdtype(x.dtype, jnp.integer) else total / divisor
+    return lax.div(total, jnp.broadcast_to(divisor, total.shape))  # integers truncate, as in C++
 
 
 def _avg_options(count, kernel_size, stride, padding, count_include_pad, divisor_override):
