@@ -43,8 +43,11 @@ OVERRIDES = [
     Override("fused_topk_router.vllm_topk_softmax/sigmoid", "upstream's are native CUDA kernels; the same in torch"),
     Override("MoERunner._select_forward", "upstream hides the layer in an opaque operator; our trace sees through it"),
     Override("FastIncrementalDetokenizer.__init__", "repeats a prompt that ends inside a character (issue 48853)"),
+    Override("uvicorn.Server.shutdown", "SIGTERM must end a busy server within 10 s: open connections get 5"),
     Override("MinP/LogitBias/MinTokensLogitsProcessor", "index lists of bucketed length; state on the host"),
 ]
+
+SHUTDOWN_GRACE_SECONDS = 5
 
 _applied = False
 
@@ -73,6 +76,7 @@ def apply() -> None:
     topk_topp_sampler.empty_exponential_noise_like = sampling.noise_like
     block_table.BlockTable.compute_slot_mapping = compute_slot_mapping
     layers.apply()
+    _bound_shutdown()
     moe.apply()
     detokenizer.FastIncrementalDetokenizer.__init__ = starting_inside_a_character(
         detokenizer.FastIncrementalDetokenizer.__init__
@@ -96,3 +100,17 @@ def compute_slot_mapping(self, num_reqs: int, query_start_loc, positions) -> Non
     slots = self.slot_mapping.np
     slots[: where.shape[0]] = blocks * self.block_size + where % self.block_size
     slots[where.shape[0] :] = -1
+
+
+def _bound_shutdown() -> None:
+    """uvicorn waits for open connections without limit, and the engine that would answer them has stopped."""
+    import uvicorn
+
+    original = uvicorn.Server.shutdown
+
+    async def shutdown(self, sockets=None):
+        if self.config.timeout_graceful_shutdown is None:
+            self.config.timeout_graceful_shutdown = SHUTDOWN_GRACE_SECONDS
+        await original(self, sockets)
+
+    uvicorn.Server.shutdown = shutdown
