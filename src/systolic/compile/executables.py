@@ -8,6 +8,7 @@ programs on disk.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import pickle
@@ -116,7 +117,9 @@ def _load(key, index):
     if client.is_cpu():
         from ..kernels.cpu.build import load
 
-        load()  # a stored program names its custom calls, which must be registered before it is loaded
+        # A stored program names its custom calls: they must be registered, and LAPACK's set up, before it runs.
+        load()
+        _set_up_lapack()
     try:
         from jax.experimental import serialize_executable
 
@@ -129,6 +132,14 @@ def _load(key, index):
         log.warning("stored program %s cannot be used (%s); compiling it again", key[:12], error)
         store.discard(key)
         return None
+
+
+@functools.cache
+def _set_up_lapack() -> None:
+    """Resolve LAPACK's functions, which JAX otherwise does while it lowers a program that uses them."""
+    from jaxlib import lapack
+
+    lapack._lapack.initialize()
 
 
 def _save(key, compiled, plan) -> None:
