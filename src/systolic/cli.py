@@ -1,4 +1,4 @@
-"""The `systolic` command: `serve`, `info`, `config`.
+"""The `systolic` command: `serve`, `info`, `config`, `cache`.
 
 Nothing heavy is imported here: `systolic --help` and every early error answer at once, without torch.
 """
@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Sequence
 
-from systolic import __version__
+from systolic import __version__, cli_cache
 from systolic.cli_errors import EXIT_USAGE, fail
 
 DESCRIPTION = "PyTorch's `tpu` device on XLA, and vLLM on it. Without a TPU it is XLA on the CPU."
@@ -27,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="show every setting with its value, source and meaning")
     for command in (info, config):
         command.add_argument("--json", action="store_true", help="print JSON")
+    cli_cache.add_parser(commands)
     return parser
 
 
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = _parser().parse_args(arguments)
         if parsed.command == "config":
             return _config(parsed.json)
+        if parsed.command == "cache":
+            return cli_cache.run(parsed)
         from systolic.cli_info import info
 
         return info(parsed.json)

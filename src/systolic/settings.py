@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -39,6 +40,28 @@ def _flag(value: Any) -> bool:
     if word not in TRUE_WORDS + FALSE_WORDS:
         raise ValueError("give true or false")
     return word in TRUE_WORDS
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(value: Any) -> int:
+    """A number of bytes: 1048576, "1048576" or "1MiB".  Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+    if isinstance(value, bool) or match is None or match[2].upper() not in _UNITS:
+        raise ValueError("give a number of bytes, such as 4GiB, or 0 for no limit")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def shown_bytes(size: float, decimals: int) -> str:
+    """A number of bytes for people: the counterpart of :func:`parse_bytes`."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.{decimals}f} {unit}"
+    return f"{size / 1024:.{decimals}f} TiB"
 
 
 def _log_level(value: Any) -> str:
@@ -76,6 +99,11 @@ class Settings:
         _flag,
         "keep compiled programs in cache_dir so that the next process need not compile them",
         default=True,
+    )
+    program_cache_bytes: int = _setting(
+        parse_bytes,
+        "largest size of the compiled programs in cache_dir, such as 4GiB; those used least recently go; 0: no limit",
+        default=8 << 30,
     )
 
     @property

@@ -41,8 +41,15 @@ def _flat(x):
     return x if isinstance(x, (tuple, list)) else (x,)
 
 
-@pytest.mark.parametrize("options", [{}, {"backend": "tpu"}, {"backend": "tpu", "fullgraph": True}, {"fullgraph": True}],
-                         ids=["default", "explicit", "explicit fullgraph", "default fullgraph"])  # fmt: skip
+OPTIONS = {
+    "default": {},
+    "explicit": {"backend": "tpu"},
+    "explicit fullgraph": {"backend": "tpu", "fullgraph": True},
+    "default fullgraph": {"fullgraph": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_whole_graph_is_one_program(options):
     x, w = torch.randn(4, 8).tpu(), torch.randn(8, 8).tpu()
     compiled = torch.compile(lambda a, b: torch.softmax((a @ b).relu() + 1, -1).sum(0), **options)
@@ -83,9 +90,6 @@ def test_marked_dimension_and_automatic_dynamic():
     assert graphs() == 2  # the first size alone, then all others
 
 
-@pytest.mark.skip(
-    reason="after a graph break Dynamo also traces frames of the device's own Python: JAX's calls fail there, or crash"
-)
 def test_numbers_as_inputs():
     compiled = torch.compile(lambda x, n, s, flag: (x * s + n)[:n] if flag else x, dynamic=True)
     x = torch.arange(8.0)
@@ -110,7 +114,10 @@ def test_mutated_inputs_keep_their_buffer():
         count.add_(1)
         return cache[index] * 2
 
-    cache, count = torch.zeros(4096, 64, device="tpu").add_(0), torch.zeros((), dtype=torch.int64, device="tpu").add_(0)
+    cache, count = (
+        torch.zeros(4096, 64, device="tpu").add_(0),
+        torch.zeros((), dtype=torch.int64, device="tpu").add_(0),
+    )
     compiled = torch.compile(step, fullgraph=True)
     place = pointer(cache)
     for i in range(3):
@@ -139,7 +146,13 @@ def test_mutation_of_a_view_reaches_the_base():
 def test_views_as_inputs():
     base = torch.arange(24.0).view(4, 6)
     compiled = torch.compile(lambda v: v * 2 + v.sum(), dynamic=False)
-    for take in (lambda t: t[1:3], lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[0].expand(3, 6), lambda t: t[2, 3]):
+    for take in (
+        lambda t: t[1:3],
+        lambda t: t.t(),
+        lambda t: t[:, ::2],
+        lambda t: t[0].expand(3, 6),
+        lambda t: t[2, 3],
+    ):
         torch.testing.assert_close(compiled(take(base.tpu())).cpu(), take(base) * 2 + take(base).sum())
     device = base.tpu()
     compiled(device[0:2])
@@ -256,9 +269,22 @@ def test_no_inputs_constants_and_host_numbers():
     assert torch.compile(lambda x, s: x * s)(torch.ones(2).tpu(), torch.tensor(3.0)).tolist() == [3.0, 3.0]
 
 
-@pytest.mark.skip(
-    reason="after a graph break Dynamo also traces frames of the device's own Python: JAX's calls fail there, or crash"
-)
+def test_graphs_that_reach_the_host():
+    def f(x, host):
+        host.mul_(2)
+        moved = host.to(x.device) + x
+        return moved, moved.cpu() + 1, torch.arange(2) * 3
+
+    compiled = torch.compile(f, fullgraph=True)
+    x, host = torch.ones(2, 2, device="tpu"), torch.arange(4.0).view(2, 2)
+    before = programs()
+    moved, back, made = compiled(x, host)
+    assert (moved.device.type, back.device.type, made.device.type) == ("tpu", "cpu", "cpu")
+    assert host.tolist() == [[0.0, 2.0], [4.0, 6.0]]
+    assert moved.tolist() == [[1.0, 3.0], [5.0, 7.0]] and back.tolist() == [[2.0, 4.0], [6.0, 8.0]]
+    assert made.tolist() == [0, 3] and programs() == before + 1
+
+
 def test_graph_breaks_give_right_results():
     def f(x):
         y = x * 2
@@ -270,9 +296,6 @@ def test_graph_breaks_give_right_results():
     assert torch.compile(f)(-torch.arange(4.0).tpu()).tolist() == [-0.0, -2.0, -4.0, -6.0]
 
 
-@pytest.mark.skip(
-    reason="after a graph break Dynamo also traces frames of the device's own Python: JAX's calls fail there, or crash"
-)
 def test_python_of_the_device_is_not_traced_after_a_graph_break():
     def f(x):
         print(end="")  # a graph break: what follows may run as plain Python
@@ -291,10 +314,14 @@ def test_python_of_the_device_is_not_traced_after_a_graph_break():
 def test_operators_without_a_lowering_run_on_the_cpu_and_say_so():
     x = torch.linspace(0, 1, 4)
     before = sum(torch.tpu.fallbacks().values())
-    compiled = torch.compile(lambda x: torch.special.airy_ai(x * 2) + 1, fullgraph=True)
-    with pytest.warns(UserWarning, match="special_airy_ai.* is not lowered for tpu"):
-        got = compiled(x.tpu())
-    torch.testing.assert_close(got.cpu(), torch.special.airy_ai(x * 2) + 1)
+    with torch.library._scoped_library("unlowered_graph", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        compiled = torch.compile(lambda x: torch.ops.unlowered_graph.twice(x * 2) + 1, fullgraph=True)
+        with pytest.warns(UserWarning, match="unlowered_graph.twice.* is not lowered for tpu"):
+            got = compiled(x.tpu())
+    torch.testing.assert_close(got.cpu(), x * 4 + 1)
     assert sum(torch.tpu.fallbacks().values()) == before + 1
 
 
@@ -355,7 +382,7 @@ def test_host_functions_still_use_inductor():
     before = programs()
     from torch._inductor.utils import run_and_get_code
 
-    compiled = torch.compile(lambda: torch.ones(2) + 1)  # no tensor inputs: px#9730
+    compiled = torch.compile(lambda: torch.ones(2) + 1)  # no tensor inputs
     assert compiled().tolist() == [2.0, 2.0]
     out, code = run_and_get_code(torch.compile(lambda x: x.sin() + 1), torch.zeros(2))
     assert out.tolist() == [1.0, 1.0] and code

@@ -13,13 +13,16 @@ logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
 import torch
 x = torch.arange(6.0, device="tpu").view(2, 3)
 cache = torch.zeros(4, 3, device="tpu").add_(0)
-f = torch.compile(lambda c, x: (c.index_copy_(0, torch.tensor([1, 3], device=c.device), x), (x @ x.t()).relu())[1])
+def step(c, x):
+    c.index_copy_(0, torch.tensor([1, 3], device=c.device), x)
+    return (x @ x.t()).relu()
+f = torch.compile(step)
 out = f(cache, x)
 torch.manual_seed(0)
 r = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5))(torch.ones(64, device="tpu"))
 from systolic.compile.executables import statistics as s
-print(json.dumps({"out": out.tolist(), "cache": cache.tolist(), "random": r.tolist(), "sum": (x + 1).sum().item(),
-                  "compiled": s.compilations, "loaded": s.cache_hits}))
+print(json.dumps({"out": out.tolist(), "cache": cache.tolist(), "random": r.tolist(),
+                  "sum": (x + 1).sum().item(), "compiled": s.compilations, "loaded": s.cache_hits}))
 """
 
 
@@ -62,8 +65,9 @@ def test_second_process_compiles_nothing(filled):
 
 
 def test_damaged_files_are_compiled_again(filled, tmp_path):
-    import hashlib
     import shutil
+
+    from systolic.compile.store import pack
 
     folder, first = filled
     copy = tmp_path / "cache"
@@ -78,7 +82,7 @@ def test_damaged_files_are_compiled_again(filled, tmp_path):
         elif i % 4 == 2:
             raw = b""
         else:  # whole, but not a program
-            raw = hashlib.sha256(b"nonsense").digest() + b"nonsense"
+            raw = pack(b"nonsense", {"name": "nonsense"})
         path.write_bytes(raw)
     second, errors = run(copy)
     assert second["compiled"] == first["compiled"] and second["loaded"] == 0

@@ -3,10 +3,16 @@
 * :mod:`.backend` - the Dynamo backend ``"tpu"``, also the default for ``tpu`` tensors
 * :mod:`.interpreter` - a graph of ATen operators run through the operator table
 * :mod:`.executables` - compiling, counting, forbidding; the one door to XLA's compiler
-* :mod:`.store` - programs on disk
+* :mod:`.explain` - graph breaks, programs and their cost, for a function
+* :mod:`.store` - programs on disk; :mod:`.stored` - their folder as a whole (`systolic cache`)
 """
 
 from __future__ import annotations
+
+from .executables import CompilationForbidden, forbid
+from .explain import Explanation, explain
+
+__all__ = ["CompilationForbidden", "Explanation", "explain", "forbid", "register_lazily"]
 
 
 def register_lazily() -> None:

@@ -8,6 +8,7 @@ KV cache, are donated and their storage cells swapped.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import warnings
@@ -18,10 +19,13 @@ from torch.fx import GraphModule, Node
 
 from ..device import _C
 from ..device.arguments import Inputs, describe, parse
-from ..device.build import Entry, donations, finish, plan, random_key
+from ..device.build import Entry, assembled, finish, random_key
 from ..device.layout import Window
+from ..device.outside_dynamo import never_trace
 from ..ops import registry
 from . import executables
+from .aliases import find_aliases, take_storage_reads
+from .edges import Edges, device_indices
 from .interpreter import Sizes, not_lowered, run
 from .passes import keep_weights_as_stored
 from .repeats import find
@@ -48,7 +52,7 @@ def tpu_backend(gm: GraphModule, example_inputs, *, options=None, mode=None, **_
     return aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
-        inference_compiler=compile_graph,
+        inference_compiler=functools.partial(compile_graph, share_results=True),
         decompositions=graph_table(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
@@ -68,22 +72,26 @@ def graph_is_on_tpu(gm: GraphModule, example_inputs) -> bool:
     return False
 
 
-def compile_graph(gm: GraphModule, example_inputs):
+def compile_graph(gm: GraphModule, example_inputs, share_results: bool = False):
     """A callable for one ATen graph; executables are made at its first call with each signature.
 
-    A graph with an operator that is not lowered runs operator by operator, and says so.
+    A graph with an operator that is not lowered runs operator by operator, and says so; so does, without
+    a word, one that spans several devices.  ``share_results``: see
+    :func:`systolic.compile.aliases.find_aliases`.
     """
     missing = not_lowered(gm.graph)
-    if missing:
+    if len(device_indices(gm.graph)) > 1:
+        graph = None
+    elif missing:
         warnings.warn(
-            f"a compiled graph runs operator by operator: {', '.join(missing)} is not lowered for tpu and runs on "
-            "the CPU (torch.tpu.fallbacks() counts such calls). Keep it out of the compiled function to have the "
-            "rest as one program.",
+            f"a compiled graph runs operator by operator: {', '.join(missing)} is not lowered for tpu and "
+            "runs on the CPU (torch.tpu.fallbacks() counts such calls). Keep it out of the compiled function "
+            "to have the rest as one program.",
             stacklevel=2,
         )
         graph = None
     else:
-        graph = CompiledGraph(gm)
+        graph = CompiledGraph(gm, alias=True, share_results=share_results)
 
     def call(args):
         if graph is not None:
@@ -100,9 +108,10 @@ class CompiledGraph:
     """One traced graph and its executables.
 
     ``call(args)`` takes the flat list of graph inputs (tensors and sizes) and returns the flat outputs.
+    With ``alias`` an output that views an input shares its storage; without, it is a copy.
     """
 
-    def __init__(self, gm: GraphModule, name: str | None = None):
+    def __init__(self, gm: GraphModule, name: str | None = None, alias: bool = False, share_results: bool = False):
         self.name = name or f"graph{next(_numbers)}"
         self.module = gm
         self.graph = gm.graph
@@ -111,24 +120,41 @@ class CompiledGraph:
         self.mutations = self._take_mutations()  # placeholder position -> node with its new value
         output = next(n for n in self.graph.nodes if n.op == "output")
         self.outputs = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-        self.results = [o for o in self.outputs if isinstance(o, Node) and isinstance(o.meta.get("val"), torch.Tensor)]
+        self.results = [
+            o for o in self.outputs if isinstance(o, Node) and isinstance(o.meta.get("val"), torch.Tensor)
+        ]
+        written = {self.placeholders[i] for i in self.mutations}
+        self.aliases = find_aliases(self.results, written, share_results) if alias else {}
+        sources = [a.source for a in self.aliases.values() if a.source.op != "placeholder"]
+        self.results = list(dict.fromkeys([*(n for n in self.results if n not in self.aliases), *sources]))
         output.args = ((*self.results, *self.mutations.values()),)
+        self.reads = take_storage_reads(self.graph, self.placeholders, written) if alias else {}
+        self.placeholders += self.reads
+        if self.reads:
+            self.results = list(output.args[0][: len(self.results)])
+            self.mutations = dict(zip(self.mutations, output.args[0][len(self.results) :]))
         self.random_nodes = sum(self._is_random(n) for n in self.graph.nodes)
         # Random operators take their keys in graph order, so a graph with any is walked node by node.
         self.repeats = None if self.random_nodes else find(self.graph)
         self.digest = self._digest()
-        self.program = _C.Program(self._build)
-        self.plain = len(self.results) == len(self.outputs)
-        self.on_tpu = any(
-            isinstance(n.meta.get("val"), torch.Tensor) and n.meta["val"].device.type == "tpu" for n in self.graph.nodes
+        views = (*self.aliases.values(), *self.reads.values())
+        self.needs_sizes = any(view.symbolic for view in views) or any(
+            n not in self.aliases and n not in self.results for n in self.outputs
         )
+        self.program = _C.Program(self._build)
+        self.edges = Edges(self.placeholders, self.results, self.mutations)
+        self.plain = self.results == self.outputs and not self.edges.any and not self.reads
 
     def _take_mutations(self) -> dict[int, Node]:
         """Remove the ``copy_`` epilogue that AOTAutograd adds for mutated inputs."""
         position = {n: i for i, n in enumerate(self.placeholders)}
         found = {}
         for node in reversed(list(self.graph.nodes)):
-            if node.op == "call_function" and node.target is torch.ops.aten.copy_.default and node.args[0] in position:
+            if (
+                node.op == "call_function"
+                and node.target is torch.ops.aten.copy_.default
+                and node.args[0] in position
+            ):
                 found[position[node.args[0]]] = node.args[1]
                 node.replace_all_uses_with(node.args[1])
                 self.graph.erase_node(node)
@@ -162,22 +188,35 @@ class CompiledGraph:
         arguments = list(args)
         if isinstance(args, list):
             args.clear()
-        tensors = self.program(arguments)
         if self.plain:
-            return tensors
-        remaining = iter(tensors)
-        sizes = None
+            return self.program(arguments)
+        given = list(arguments)  # before those on the CPU are moved
+        sizes = self._bind(given) if self.needs_sizes else Sizes()
+        if self.reads:
+            inputs = dict(zip(self.placeholders, given))
+            with torch.no_grad():
+                arguments += [read.make(inputs[read.source], sizes) for read in self.reads.values()]
+        tensors = self.edges.run(self.program, arguments) if self.results or self.mutations else []
+        made = dict(zip(self.results, tensors))
+        if self.aliases:
+            made.update(self._views(made, given, sizes))
         out = []
         for node in self.outputs:
             value = node.meta.get("val") if isinstance(node, Node) else node
-            if isinstance(value, torch.Tensor):
-                out.append(next(remaining))
-            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                sizes = sizes or self._bind(arguments)
-                out.append(sizes.concrete(value))
-            else:
-                out.append(value)
+            out.append(made[node] if isinstance(value, torch.Tensor) else sizes.concrete(value))
         return out
+
+    def _views(self, made, given, sizes: Sizes) -> dict[Node, torch.Tensor]:
+        inputs = dict(zip(self.placeholders, given))
+        views = {}
+        for node, alias in self.aliases.items():
+            if alias.source in inputs:
+                with torch.no_grad():  # a view of an input shares its version, which autograd checks
+                    views[node] = alias.make(inputs[alias.source], sizes)
+            else:
+                with torch._C._AutoDispatchBelowAutograd():  # to autograd a new tensor is no view
+                    views[node] = alias.make(made[alias.source], sizes)
+        return views
 
     def _bind(self, arguments) -> Sizes:
         sizes = Sizes()
@@ -198,7 +237,7 @@ class CompiledGraph:
         compiled, (outputs, donates, offsets) = executables.build(
             f"{self.name}{self._label(values)}", identity, lambda: self._make(values, inputs), index
         )
-        return Entry(compiled, inputs.reads(), donates, outputs, offsets)
+        return Entry(self.name, compiled, inputs.reads(), donates, outputs, offsets)
 
     def _label(self, values) -> str:
         sizes = [v for v in values if isinstance(v, int)]
@@ -211,29 +250,32 @@ class CompiledGraph:
         for position in self.mutations:
             window = values[position]
             targets.append(window)
-            metas.append(torch.empty_strided(window.sizes, window.strides, dtype=_torch_dtype(window), device="meta"))
+            metas.append(
+                torch.empty_strided(window.sizes, window.strides, dtype=_torch_dtype(window), device="meta")
+            )
         random = self.random_nodes > 0
 
         def function(*arrays):
             import jax.numpy as jnp
 
             buffers, offsets, numbers, state = inputs.split(arrays, random)
-            given = [inputs.read(v, buffers, offsets) if isinstance(v, Window) else self._plain(v, numbers) for v in values]
+            given = [
+                inputs.read(v, buffers, offsets) if isinstance(v, Window) else self._plain(v, numbers)
+                for v in values
+            ]
             keys = (random_key(state + jnp.array([0, 4 * i], state.dtype)) for i in range(self.random_nodes))
             produced = run(self.graph, given, sizes, keys, self.repeats)
             return finish(produced, targets, metas, inputs, buffers, offsets)
 
-        plan_outputs = plan(targets, metas, inputs)
-        donated_cells = donations(plan_outputs, inputs)
-        present = [cell for cell, spec in sorted(inputs.cells.items()) if spec is not None]
-        donated = [position for position, cell in enumerate(present) if cell in donated_cells]
-        donates = [cell in donated_cells for cell in range(len(inputs.cells))]
-        return function, inputs.specs(random), donated, (plan_outputs, donates, self.random_nodes)
+        return assembled(function, targets, metas, inputs, self.random_nodes)
 
     @staticmethod
     def _plain(value, numbers):
         position = getattr(value, "position", None)
         return value if position is None else numbers[position]
+
+
+never_trace(CompiledGraph._build)  # called by the C++ core at the first run with new sizes
 
 
 def _torch_dtype(window: Window) -> torch.dtype:

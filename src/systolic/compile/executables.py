@@ -38,7 +38,34 @@ class Statistics:
     load_seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Built:
+    """One program: its name and what it took.
+
+    Times in seconds.  ``size`` is that of its file in bytes, None when it is not kept.  ``flops`` and ``bytes`` (read
+    and written) are XLA's estimate for one run of the program as it was traced; our own kernels count nothing in it.
+    They are None for a program from disk.
+    """
+
+    name: str
+    from_disk: bool
+    trace_seconds: float
+    compile_seconds: float
+    flops: float | None
+    bytes: float | None
+    size: int | None
+
+    def __str__(self) -> str:
+        if self.from_disk:
+            how = f"loaded in {self.compile_seconds * 1e3:.0f} ms"
+        else:
+            how = f"traced in {self.trace_seconds * 1e3:.0f} ms, compiled in {self.compile_seconds * 1e3:.0f} ms"
+        figures = ((self.flops, "flops"), (self.bytes, "bytes moved"), (self.size, "bytes stored"))
+        return ", ".join([f"{self.name}: {how}", *(f"{value:.3g} {unit}" for value, unit in figures if value)])
+
+
 statistics = Statistics()
+_recordings: list[list[Built]] = []
 _lock = threading.RLock()
 _observers: list = []
 _forbidden = threading.local()
@@ -60,6 +87,30 @@ def on_compilation(observer) -> None:
     _observers.append(observer)
 
 
+@contextlib.contextmanager
+def recording():
+    """The programs that any thread compiles or loads inside the block, as a list of :class:`Built` that grows."""
+    programs: list[Built] = []
+    _recordings.append(programs)
+    try:
+        yield programs
+    finally:
+        _recordings.remove(programs)
+
+
+def _cost(name, lowered) -> dict:
+    try:
+        return (_recordings and lowered.cost_analysis()) or {}
+    except Exception as error:  # an estimate that a backend may not give
+        log.debug("no cost estimate for %s: %s", name, error)
+        return {}
+
+
+def _record(built: Built) -> None:
+    for programs in _recordings:
+        programs.append(built)
+
+
 def build(name: str, identity, make, index: int):
     """An executable for device ``index`` and the plan that goes with it.
 
@@ -76,14 +127,18 @@ def build(name: str, identity, make, index: int):
         found = _load(key, index)
         if found is not None:
             statistics.cache_hits += 1
-            statistics.load_seconds += time.perf_counter() - started
-            return found
+            seconds = time.perf_counter() - started
+            statistics.load_seconds += seconds
+            log.debug("loaded %s in %.0f ms", name, seconds * 1e3)
+            compiled, plan, size = found
+            _record(Built(name, True, 0.0, seconds, None, None, size))
+            return _entry_point(compiled), plan
     reason = getattr(_forbidden, "reason", None)
     if reason:
         raise CompilationForbidden(f"{name} would be compiled now, but {reason}")
     started = time.perf_counter()
     function, specs, donated, plan = make()
-    compiled, trace_seconds, compile_seconds = _compile(function, specs, donated, index)
+    compiled, cost, trace_seconds, compile_seconds = _compile(name, function, specs, donated, index)
     with _lock:
         statistics.compilations += 1
         statistics.compile_seconds += compile_seconds
@@ -91,12 +146,17 @@ def build(name: str, identity, make, index: int):
     log.debug("compiled %s in %.0f ms (traced in %.0f ms)", name, compile_seconds * 1e3, trace_seconds * 1e3)
     for observer in _observers:
         observer(name, time.perf_counter() - started)
-    if key is not None:
-        _save(key, compiled, plan)
-    return compiled, plan
+    size = None if key is None else _save(key, compiled, plan, name)
+    _record(Built(name, False, trace_seconds, compile_seconds, cost.get("flops"), cost.get("bytes accessed"), size))
+    return _entry_point(compiled), plan
 
 
-def _compile(function, specs, donated, index):
+def _entry_point(compiled):
+    """JAX's own C++ function of an executable: half a microsecond less a call than ``jax.stages.Compiled``."""
+    return compiled._executable.create_cpp_call(compiled._params) or compiled
+
+
+def _compile(name, function, specs, donated, index):
     import jax
 
     started = time.perf_counter()
@@ -107,7 +167,7 @@ def _compile(function, specs, donated, index):
         lowered = jax.jit(function, donate_argnums=tuple(donated), out_shardings=sharding).lower(*inputs)
         traced = time.perf_counter()
         compiled = lowered.compile()
-    return compiled, traced - started, time.perf_counter() - traced
+    return compiled, _cost(name, lowered), traced - started, time.perf_counter() - traced
 
 
 def _load(key, index):
@@ -127,7 +187,7 @@ def _load(key, index):
         compiled = serialize_executable.deserialize_and_load(
             executable, in_tree, out_tree, execution_devices=[client.devices()[index]]
         )
-        return compiled, plan
+        return compiled, plan, len(payload)
     except Exception as error:  # a torn or foreign file: never fatal, the program is compiled again
         log.warning("stored program %s cannot be used (%s); compiling it again", key[:12], error)
         store.discard(key)
@@ -142,13 +202,17 @@ def _set_up_lapack() -> None:
     lapack._lapack.initialize()
 
 
-def _save(key, compiled, plan) -> None:
+def _save(key, compiled, plan, name: str) -> int | None:
+    """Store a program; returns its size in bytes."""
     if not store.enabled():
-        return
+        return None
     from jax.experimental import serialize_executable
 
     try:
         executable, in_tree, out_tree = serialize_executable.serialize(compiled)
-        store.write(key, pickle.dumps((executable, in_tree, out_tree, plan)))
+        payload = pickle.dumps((executable, in_tree, out_tree, plan))
+        store.write(key, payload, name)
+        return len(payload)
     except Exception as error:
         log.warning("program could not be stored (%s); it will be compiled again next time", error)
+        return None

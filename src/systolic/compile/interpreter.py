@@ -68,8 +68,18 @@ def _spec(value, sizes: Sizes):
 
 def _specs(value, sizes: Sizes) -> list:
     if isinstance(value, (list, tuple)):
-        return [_spec(v, sizes) for v in value]
+        return [spec for v in value for spec in _specs(v, sizes)]
     return [_spec(value, sizes)]
+
+
+def _like(structure, results):
+    """Flat results in the nesting of lists that the operator returns."""
+    remaining = iter(results)
+
+    def take(item):
+        return [take(x) for x in item] if isinstance(item, (list, tuple)) else next(remaining)
+
+    return take(structure)
 
 
 def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None, repeats: Repeats | None = None) -> list:
@@ -192,13 +202,32 @@ def _call(node: Node, values, sizes: Sizes, keys):
         raise NotImplementedError(f"{target} is not lowered for tpu")
     from ..device.build import _drop_defaults
 
+    if target in _READS_STORAGE:
+        arguments["self"] = _in_storage_order(arguments["self"], node.args[0].meta["val"], sizes)
     arguments.pop("generator", None)
     arguments = {n + "_" if keyword.iskeyword(n) else n: v for n, v in arguments.items()}
     if record.rng:
         arguments["key"] = next(keys)
     specs = _specs(node.meta["val"], sizes)
     results = registry.call(record, specs, _drop_defaults(record, arguments))
-    return results if isinstance(node.meta["val"], (list, tuple)) else results[0]
+    return _like(node.meta["val"], results)
+
+
+_READS_STORAGE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
+
+
+def _in_storage_order(value, tensor, sizes: Sizes):
+    """A value with its dimensions in the order in which the tensor's storage has them."""
+    from ..device.layout import dense_order
+
+    shape, strides = ([sizes.concrete(n) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
+    order = dense_order(shape, strides)
+    if order is None:
+        raise NotImplementedError(
+            f"as_strided of a tensor of sizes {shape} and strides {strides} is not supported inside a compiled graph: "
+            "its storage holds more than its elements. Take the view outside the compiled function."
+        )
+    return value.transpose(order)
 
 
 def not_lowered(graph: Graph) -> list[str]:
