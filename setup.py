@@ -13,7 +13,7 @@ from pathlib import Path
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import setup  # noqa: E402
-from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
 CORE_SOURCES = "src/systolic/device/csrc/*.cpp"
@@ -27,7 +27,9 @@ def core_extension() -> CppExtension:
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(CORE_SOURCES))
     if not sources:
         raise SystemExit(f"no file matches {CORE_SOURCES}: the checkout is not complete")
-    return CppExtension("systolic.device._C", sources, extra_compile_args=COMPILE_ARGS)
+    # torch's profiler header includes Kineto's by bare name.
+    kineto = [str(Path(include) / "kineto") for include in include_paths()]
+    return CppExtension("systolic.device._C", sources, include_dirs=kineto, extra_compile_args=COMPILE_ARGS)
 
 
 class Build(BuildExtension):

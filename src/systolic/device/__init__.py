@@ -27,8 +27,12 @@ def autoload() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
     from ..compile import register_lazily
-    from . import modules, printing
+    from . import interchange, modules, printing, shape_functions
+    from .outside_dynamo import never_trace_module
 
+    never_trace_module(tpu)
     printing.install()
+    shape_functions.install()
     modules.install()
+    interchange.install()
     register_lazily()

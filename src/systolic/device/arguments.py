@@ -26,7 +26,7 @@ class Inputs:
     moving: int = 0
 
     def add_window(self, description) -> Window:
-        _, cell, stored, dtype, sizes, strides, (how, where), nbytes = description
+        _, cell, stored, dtype, sizes, strides, (how, where), nbytes, lazy = description
         window = Window(
             cell=cell,
             stored_dtype=jdtype(stored[0]) if stored else None,
@@ -37,6 +37,8 @@ class Inputs:
             moving=where if how == "moving" else None,
             offset=where if how == "fixed" else 0,
             nbytes=nbytes,
+            conjugate=bool(lazy & 1),
+            negative=bool(lazy & 2),
         )
         self.cells[cell] = (window.stored_dtype, window.stored_shape) if stored else None
         self.moving += how == "moving"
@@ -188,14 +190,18 @@ def host_error(schema, op, values) -> Exception | None:
 
     Asked after a call failed: the CPU's words are the ones that users know.
     """
+    error = raised_on_host(schema, op, values)
+    return None if isinstance(error, NotImplementedError) else error
+
+
+def raised_on_host(schema, op, values) -> Exception | None:
+    """As :func:`host_error`, with what the CPU has no kernel for."""
     windows = [v for value in values.values() for v in (value if isinstance(value, list) else [value])]
     if sum(w.numel for w in windows if isinstance(w, Window)) > _SMALL:
         return None
     arguments, keywords = bind(schema, values, _on_host, "cpu")
     try:
         op(*arguments, **keywords)
-    except NotImplementedError:
-        return None
     except Exception as error:
         return error.with_traceback(None)
     return None

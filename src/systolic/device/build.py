@@ -6,14 +6,14 @@ import functools
 import keyword
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from ..compile import executables
 from ..ops import registry
 from ..ops.numerics import jdtype, tdtype
-from . import layout
+from . import layout, refusals
 from .arguments import Inputs, bind, describe, host_error, on_meta, parse, to_jax
 from .layout import Window
 
@@ -39,14 +39,44 @@ class Output:
 
 
 @dataclass
-class Entry:
-    """What the C++ core keeps for one key."""
+class Recipe:
+    """How the program of one call is made: its name, what identifies it on disk, and ``make`` of executables.build."""
 
+    label: str
+    identity: Any
+    make: Callable[[], tuple]
+    index: int
+
+    @functools.cached_property
+    def function(self):
+        """The program, traced, as a JAX function of its inputs; returns a list.  Raises what lowering raises."""
+        import jax
+        from jax.extend.core import jaxpr_as_fun
+
+        function, specs, _, _ = self.make()
+        with jax.enable_x64(True):
+            traced = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs))
+        return jaxpr_as_fun(traced)
+
+
+@dataclass
+class Entry:
+    """What the C++ core keeps for one key.  ``callable`` is None while the call was only recorded."""
+
+    name: str  # for profiles
     callable: Any
     reads: list[bool]
     donates: list[bool]
     outputs: list[Output]
     random_offsets: int = 0
+    recipe: Recipe | None = None
+
+    def compiled(self):
+        """The executable, compiled now if it is not there."""
+        if self.callable is None:
+            recipe = self.recipe
+            self.callable, _ = executables.build(recipe.label, recipe.identity, recipe.make, recipe.index)
+        return self.callable
 
 
 @functools.cache
@@ -60,8 +90,8 @@ def operator_facts(name: str, overload: str):
     return schema, op, written, outs
 
 
-def build_operator(name: str, overload: str, descriptions, index: int, key: bytes) -> Entry | list:
-    """Compile the program for one call of ``name.overload`` (see :mod:`systolic.ops.registry`).
+def build_operator(name: str, overload: str, descriptions, index: int, key: bytes, now: bool = True) -> Entry | list:
+    """The program for one call of ``name.overload`` (see :mod:`systolic.ops.registry`), compiled if ``now``.
 
     Where an ``out=`` argument does not have its result's sizes, nothing is compiled: the answer is then a
     list of (argument position, sizes) to resize before the call is made again.  Raises what PyTorch's own
@@ -77,36 +107,50 @@ def build_operator(name: str, overload: str, descriptions, index: int, key: byte
     if resizes:
         return resizes
     short = name.removeprefix("aten::")
-    identity = ([(k, describe(v)) for k, v in values.items()], [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results])
+    identity = (
+        [(k, describe(v)) for k, v in values.items()],
+        [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results],
+    )
     label = f"aten.{short}.{overload or 'default'}"
+
+    def make():
+        return _make(short, overload, op, schema, values, results, written, outs, inputs)
+
+    recipe = Recipe(label, identity, make, index)
     try:
-        compiled, entry_plan = executables.build(
-            label, identity, lambda: _make(short, overload, op, schema, values, results, written, outs, inputs), index
-        )
+        if now:
+            compiled, entry_plan = executables.build(label, identity, make, index)
+        else:
+            recipe.function  # a call that cannot be lowered fails here, at its own line
+            compiled, entry_plan = None, make()[3]
     except executables.CompilationForbidden:
         raise
     except Exception as error:
         raise host_error(schema, op, values) or error from None
     outputs, donates, offsets = entry_plan
-    return Entry(compiled, inputs.reads(), donates, outputs, offsets)
+    return Entry(label.removesuffix(".default"), compiled, inputs.reads(), donates, outputs, offsets, recipe)
 
 
 def _meta_results(schema, op, values):
     """Meta tensors of the results: new ones, and for written arguments their own sizes."""
     arguments, keywords = bind(schema, values, on_meta, "meta")
-    _check_overlap(schema, values)
+    refusals.check(schema, op, values)
     try:
         results = op(*arguments, **keywords)
     except Exception as error:
         raise host_error(schema, op, values) or error from None
+    refusals.check_promotion(schema, op, values)
     if results is None:
-        return [keywords[a.name] if a.kwarg_only else arguments[i] for i, a in enumerate(schema.arguments)
-                if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
-    if isinstance(results, torch.Tensor):
-        return [results]
+        return _flat(keywords[a.name] if a.kwarg_only else arguments[i] for i, a in enumerate(schema.arguments)
+                     if a.alias_info is not None and a.alias_info.is_write)  # fmt: skip
+    return [results] if isinstance(results, torch.Tensor) else _flat(results)
+
+
+def _flat(items) -> list:
+    """Tensors and lists of tensors as one list."""
     flat = []
-    for result in results:
-        flat.extend(result if isinstance(result, (list, tuple)) else [result])
+    for item in items:
+        flat.extend(item if isinstance(item, (list, tuple)) else [item])
     return flat
 
 
@@ -116,17 +160,6 @@ def _out_resizes(schema, values, results) -> list[tuple[int, tuple[int, ...]]]:
         (position, tuple(result.shape)) for (position, window), result in zip(outs, results)
         if isinstance(window, Window) and result is not None and tuple(result.shape) != window.sizes
     ]  # fmt: skip
-
-
-def _check_overlap(schema, values) -> None:
-    for argument in schema.arguments:
-        value = values[argument.name]
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Window):
-            if any(n > 1 and s == 0 for n, s in zip(value.sizes, value.strides)):
-                raise RuntimeError(
-                    "unsupported operation: more than one element of the written-to tensor refers to a single "
-                    "memory location. Please clone() the tensor before performing the operation."
-                )
 
 
 def _make(short, overload, op, schema, values, results, written, outs, inputs):
@@ -142,13 +175,19 @@ def _make(short, overload, op, schema, values, results, written, outs, inputs):
     # Results in order: returned new tensors first, then written arguments that are not returned.
     if returns_new or not schema.returns:
         targets = [None] * len(results) if returns_new else []
-        targets += [values[n] for n in written if n not in outs] if written else []
+        # Some out= forms, such as those of split, return nothing.
+        targets += _flat(values[n] for n in written if n not in outs or not schema.returns)
         if not schema.returns:
             results = results[: len(targets)]
         elif written:
-            results = results + [on_meta(values[n]) for n in written if n not in outs]
+            results = results + _flat(on_meta(values[n]) for n in written if n not in outs)
+    elif outs:  # what is returned, then what else is written
+        others = [n for n in written if n not in outs]
+        targets = _flat(values[n] for n in (*outs, *others))
+        results = results + _flat(on_meta(values[n]) for n in others)
     else:
-        targets = [values[n] for n in written]
+        targets = _flat(values[n] for n in written)
+        results = results + [on_meta(target) for target in targets[len(results) :]]
     specs = [None if r is None else registry.Spec(tuple(r.shape), jdtype(r.dtype)) for r in results]
     if record is None:
         lowering = decomposed_lowering(op, values, on_meta)
@@ -166,12 +205,20 @@ def _make(short, overload, op, schema, values, results, written, outs, inputs):
             produced = lowering(lowered, specs)
         return finish(produced, targets, results, inputs, buffers, offsets)
 
+    return assembled(function, targets, results, inputs, int(random))
+
+
+def assembled(function, targets, results, inputs, random_offsets: int):
+    """(function, input specs, donated positions, plan) of a program that ends in :func:`finish`.
+
+    ``random_offsets`` is the number of random operators in it.
+    """
     plan_outputs = plan(targets, results, inputs)
-    donated_cells = donations(plan_outputs, inputs)
+    donated_cells = _donations(plan_outputs, inputs)
     present = [cell for cell, spec in sorted(inputs.cells.items()) if spec is not None]
     donated = [position for position, cell in enumerate(present) if cell in donated_cells]
     donates = [cell in donated_cells for cell in range(len(inputs.cells))]
-    return function, inputs.specs(random), donated, (plan_outputs, donates, int(random))
+    return function, inputs.specs(random_offsets > 0), donated, (plan_outputs, donates, random_offsets)
 
 
 def _drop_defaults(record, arguments):
@@ -185,7 +232,9 @@ def _drop_defaults(record, arguments):
         if name in accepted:
             kept[name] = value
         elif name not in ignored and value is not None:
-            raise NotImplementedError(f"argument {name!r} of {record.name} is not supported on tpu yet (got {value!r})")
+            raise NotImplementedError(
+                f"argument {name!r} of {record.name} is not supported on tpu yet (got {value!r})"
+            )
     return kept
 
 
@@ -239,17 +288,18 @@ def plan(targets, results, inputs) -> list[Output]:
 
 def _stored_after_write(target: Window, stored):
     """(dtype, shape) of the storage's array after :func:`layout.write`."""
-    if target.whole:
-        return (target.dtype, target.sizes)
-    elements = target.nbytes // target.dtype.itemsize
+    dtype = layout.dtype_after_write(target, stored[0] if stored else None)
+    elements = target.nbytes // dtype.itemsize
     if stored is None:
-        return (target.dtype, (elements,))
+        return (dtype, target.sizes if target.whole else (elements,))
     if target.numel == 0:
         return stored
-    return (target.dtype, stored[1] if math.prod(stored[1]) == elements else (elements,))
+    if target.whole and math.prod(stored[1]) != elements:
+        return (dtype, target.sizes)
+    return (dtype, stored[1] if math.prod(stored[1]) == elements else (elements,))
 
 
-def donations(outputs, inputs) -> set[int]:
+def _donations(outputs, inputs) -> set[int]:
     """Cells whose old array may be overwritten: those that get a new one of the same shape and dtype."""
     return {
         o.cell for o in outputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 
-
 @functools.cache
 def devices() -> list:
     """The JAX devices that ``tpu:0``, ``tpu:1``, ... stand for: real TPUs, else XLA on the CPU."""

@@ -37,7 +37,9 @@ def _flat(self, index, **_):
 
 def _rows(weight, indices, **_):
     if indices.numel() and int(indices.min()) < 0:
-        raise IndexError(f"index {int(indices.min())} is out of range of an embedding with {weight.shape[0]} rows")
+        raise IndexError(
+            f"index {int(indices.min())} is out of range of an embedding with {weight.shape[0]} rows"
+        )
     _bounds(indices, weight.shape[0], 0)
 
 
@@ -49,7 +51,9 @@ def _labels(self, target, ignore_index=-100, **_):
 
 
 def _divisor(self, other, rounding_mode="floor", **_):
-    integral = not any(t.is_floating_point() or t.is_complex() for t in (self, other) if isinstance(t, torch.Tensor))
+    integral = not any(
+        t.is_floating_point() or t.is_complex() for t in (self, other) if isinstance(t, torch.Tensor)
+    )
     if rounding_mode is None or not integral or isinstance(other, float):
         return
     if bool((other == 0).any() if isinstance(other, torch.Tensor) else other == 0):
@@ -58,14 +62,20 @@ def _divisor(self, other, rounding_mode="floor", **_):
 
 _CHECKS = {
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), _advanced),
-    **dict.fromkeys(("index_select", "gather", "index_add", "index_add_", "index_copy", "index_copy_"), _along),
-    **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_", "scatter_add", "scatter_add_"), _along),
+    **dict.fromkeys(
+        ("index_select", "gather", "index_add", "index_add_", "index_copy", "index_copy_"), _along
+    ),
+    **dict.fromkeys(
+        ("index_fill", "index_fill_", "scatter", "scatter_", "scatter_add", "scatter_add_"), _along
+    ),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"), _along),
     **dict.fromkeys(("take", "put", "put_"), _flat),
     "embedding": _rows,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _labels),
     **dict.fromkeys(("floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"), _divisor),
-    **dict.fromkeys(("div", "div_", "divide"), lambda rounding_mode=None, **k: _divisor(rounding_mode=rounding_mode, **k)),
+    **dict.fromkeys(
+        ("div", "div_", "divide"), lambda rounding_mode=None, **k: _divisor(rounding_mode=rounding_mode, **k)
+    ),
 }
 
 

@@ -24,11 +24,16 @@ def _overload(name: str, overload: str):
     return getattr(getattr(torch.ops.aten, name), overload or "default")
 
 
+def _writes_out(name: str, overload: str) -> bool:
+    """Whether an overload (``out``, ``output``, ``grad_input``) is the out= form of the default one."""
+    return any(a.is_out for a in _overload(name, overload)._schema.arguments)
+
+
 @functools.cache
 def _available_functional(name: str, overload: str):
     """The functional overload behind an in-place or out= one, if PyTorch decomposes it."""
     for base, over in ((name, overload), (registry.base_name(name), overload), (name, overload.removesuffix("_out")),
-                       (name, "default" if overload == "out" else overload)):  # fmt: skip
+                       (name, "default" if _writes_out(name, overload) else overload)):  # fmt: skip
         try:
             op = _overload(base, over if over != "default" else "")
         except AttributeError:
@@ -93,6 +98,8 @@ def decomposed_lowering(op, values, on_meta):
         if "device" in keywords:
             keywords["device"] = torch.device("meta")
         result = _table()[functional](*positional, **keywords)
+        if result is NotImplemented:
+            raise NotImplementedError(f"aten::{name}.{overload} is not lowered for tpu, nor decomposed for these arguments")
         return [result] if isinstance(result, torch.Tensor) else list(result)
 
     tensors = [metas[n] if i is None else metas[n][i] for n, i in flat_names]

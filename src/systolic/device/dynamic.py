@@ -10,6 +10,9 @@ import warnings
 
 import torch
 
+from . import composites
+from .outside_dynamo import never_trace
+
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 
@@ -87,7 +90,8 @@ def index_by_mask(name: str, overload: str, self, indices, *rest):
 def _check_mask(self, mask, dim: int) -> int:
     if mask.dtype == torch.uint8:
         warnings.warn(
-            "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.", stacklevel=3
+            "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.",
+            stacklevel=3,
         )
     for offset, size in enumerate(mask.shape):
         if dim + offset >= self.dim():
@@ -109,8 +113,8 @@ def _fits_as_mask(self, mask, dim: int, values) -> bool:
     if values.shape[-1 - after] != count:
         selected = [*self.shape[:dim], count, *self.shape[dim + mask.dim() :]]
         raise RuntimeError(
-            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
-            f"shape {selected}"
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing "
+            f"result of shape {selected}"
         )
     return dim == 0
 
@@ -168,6 +172,11 @@ def unique2(self, sorted=True, return_inverse=False, return_counts=False):
     return distinct, inverse, counts
 
 
+def unique(self, sorted=True, return_inverse=False):
+    """:func:`unique2` without counts."""
+    return unique2(self, sorted, return_inverse)[:2]
+
+
 def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None):
     """(values without repeats of their neighbour, index of each element among them, counts)."""
     rows = self.reshape(-1) if dim is None else self.movedim(dim, 0)
@@ -198,7 +207,9 @@ def unique_dim(self, dim, sorted=True, return_inverse=False, return_counts=False
     n = rows.shape[0]
     if n == 0 or rows.numel() == 0:
         if rows.shape[1:].numel() == 0 and n > 0:
-            raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
+            raise RuntimeError(
+                "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
+            )
         return self.clone(), _no_counts(self), _no_counts(self)
     ranks = _dense_ranks(rows.reshape(n, -1))
     while ranks.shape[1] > 1:  # the order of two neighbouring columns is that of their pair of ranks
@@ -256,7 +267,9 @@ def repeat_interleave(repeats, output_size=None):
 def equal(self, other):
     """True if sizes and all elements are equal."""
     if self.device != other.device:
-        raise RuntimeError(f"Cannot compare two tensors on different devices. Got: {self.device} and {other.device}")
+        raise RuntimeError(
+            f"Cannot compare two tensors on different devices. Got: {self.device} and {other.device}"
+        )
     return self.shape == other.shape and bool((self == other).all())
 
 
@@ -266,7 +279,9 @@ def _into(function):
     def write(*arguments, out):
         result = function(*arguments)
         if out.dtype != result.dtype:
-            raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead")
+            raise RuntimeError(
+                f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead"
+            )
         return out.resize_(result.shape).copy_(result)
 
     return write
@@ -277,6 +292,7 @@ KERNELS = {
     "nonzero.out": _into(nonzero),
     "masked_select": masked_select,
     "masked_select.out": _into(masked_select),
+    "_unique": unique,
     "_unique2": unique2,
     "unique_dim": unique_dim,
     "unique_consecutive": unique_consecutive,
@@ -284,6 +300,7 @@ KERNELS = {
     "bincount": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
     "equal": equal,
+    **composites.KERNELS,
 }
 
 _library = None  # the registrations live as long as this object
@@ -294,12 +311,5 @@ def register_dynamic() -> None:
     global _library
     _library = torch.library.Library("aten", "IMPL")
     for name, function in KERNELS.items():
-        _never_trace(function)
+        never_trace(function)
         _library.impl(name, function, "PrivateUse1")
-
-
-def _never_trace(function) -> None:
-    """After a graph break Dynamo looks at every Python frame that starts: not at this one, nor at what it calls."""
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))

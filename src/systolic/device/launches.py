@@ -11,6 +11,8 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
+from . import _C
+
 _pending: dict[int, deque] = {}
 
 
@@ -68,6 +70,7 @@ class Recorded:
 
 
 def record_event(index: int) -> Recorded:
+    _C.flush(index)  # what fused mode recorded comes before the event
     recorded = Recorded(index, _unready(index), time.perf_counter())
     if not recorded.work:
         recorded.finished_at = recorded.recorded_at
@@ -90,8 +93,10 @@ def elapsed_ms(first: Recorded, second: Recorded) -> float:
 
 
 def query_device(index: int) -> bool:
+    _C.flush(index)
     return not _unready(index)
 
 
 def synchronize_device(index: int) -> None:
+    _C.flush(index)
     _wait(_unready(index))

@@ -16,6 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 
+# A strided window this much smaller than its storage is written element by element: other ways copy the storage.
+_SPARSE = 1024
+
+
 @dataclass(frozen=True)
 class Window:
     """A tensor's place in its storage, as the C++ core describes it."""
@@ -29,6 +33,8 @@ class Window:
     moving: int | None  # index of the run-time offset, or None
     offset: int  # static offset in elements (0 when moving)
     nbytes: int  # of the storage
+    conjugate: bool = False  # the elements are the conjugates of what is stored (`Tensor.is_conj`)
+    negative: bool = False  # and their negatives (`Tensor.is_neg`)
 
     @property
     def numel(self) -> int:
@@ -53,7 +59,7 @@ class Window:
 
 
 def reinterpret(flat, dtype):
-    """The bytes of a 1-D array as another dtype (``Tensor.view(dtype)``)."""
+    """The bytes of a 1-D array as another dtype (``Tensor.view(dtype)``), with zeros after a rest."""
     source, target = np.dtype(flat.dtype), np.dtype(dtype)
     if source == target:
         return flat
@@ -65,9 +71,13 @@ def reinterpret(flat, dtype):
         parts = jnp.stack([flat.real, flat.imag], -1).reshape(-1)
         return reinterpret(parts, dtype)
     if jnp.issubdtype(target, jnp.complexfloating):
-        parts = reinterpret(flat, np.float32 if target == np.complex64 else np.float64).reshape(-1, 2)
+        parts = reinterpret(flat, np.float32 if target == np.complex64 else np.float64)
+        parts = jnp.pad(parts, (0, parts.shape[0] % 2)).reshape(-1, 2)
         return jax.lax.complex(parts[:, 0], parts[:, 1])
     if source.itemsize < target.itemsize:
+        rest = flat.shape[0] * source.itemsize % target.itemsize
+        if rest:
+            flat = jnp.pad(flat, (0, (target.itemsize - rest) // source.itemsize))
         flat = flat.reshape(-1, target.itemsize // source.itemsize)
     return jax.lax.bitcast_convert_type(flat, target).reshape(-1)
 
@@ -156,8 +166,19 @@ def _indices(window: Window):
     return index
 
 
+def _lazy(values, window: Window):
+    """``values`` with the window's conjugation and negation done, which is its own inverse."""
+    if window.conjugate:
+        values = jnp.conj(values)
+    return -values if window.negative else values
+
+
 def read(buffer, window: Window, moving_offset=None):
     """The window's elements as an array of shape ``window.sizes``."""
+    return _lazy(_stored(buffer, window, moving_offset), window)
+
+
+def _stored(buffer, window: Window, moving_offset):
     if buffer is None:
         return jnp.zeros(window.sizes, window.dtype)
     if window.numel == 0:
@@ -179,36 +200,80 @@ def read(buffer, window: Window, moving_offset=None):
     return jnp.broadcast_to(taken, window.sizes)
 
 
+def dtype_after_write(window: Window, stored_dtype):
+    """The stored array's dtype after :func:`write` (``stored_dtype`` is None for a storage never written).
+
+    It is the window's where the whole storage is written.  Where a part is written, the rest must survive:
+
+    - narrow floats are kept as integers, because XLA:CPU writes a part of a bfloat16 or float8 array by
+      converting all of it to float32 and back, which is slow and changes the bits of NaNs;
+    - integers stay the integers they are, so that the write can be done in place;
+    - bytes that are not 0 or 1 are not kept as booleans;
+    - a storage that is no whole number of the window's elements keeps its dtype.
+    """
+    dtype = np.dtype(window.dtype)
+    if window.whole:
+        return dtype
+    if window.nbytes % dtype.itemsize:
+        return np.dtype(np.uint8) if stored_dtype is None else stored_dtype
+    if dtype == np.bool_:
+        return dtype if stored_dtype in (None, np.bool_) else np.dtype(np.uint8)
+    return _carrier(dtype, stored_dtype)
+
+
+def _carrier(dtype, stored_dtype):
+    """The dtype in which elements are moved: integers for narrow floats and where integers are stored."""
+    simple = dtype != np.bool_ and not jnp.issubdtype(dtype, jnp.complexfloating)
+    if simple and stored_dtype is not None and jnp.issubdtype(stored_dtype, jnp.integer):
+        if stored_dtype.itemsize == dtype.itemsize:
+            return stored_dtype
+    narrow = simple and dtype.itemsize <= 2 and not jnp.issubdtype(dtype, jnp.integer)
+    return np.dtype(f"uint{8 * dtype.itemsize}") if narrow else dtype
+
+
 def write(buffer, window: Window, values, moving_offset=None):
     """The storage's new array after ``values`` (shape ``window.sizes``) were written to the window.
 
     ``buffer`` is None for a storage that was never written; the rest is then zeros.
     """
+    values = _lazy(values, window)
+    stored_dtype = dtype_after_write(window, None if buffer is None else buffer.dtype)
     if window.numel == 0:
-        return buffer if buffer is not None else jnp.zeros((window.nbytes // values.dtype.itemsize,), values.dtype)
+        if buffer is not None:
+            return buffer
+        stored = window.sizes if window.whole else (window.nbytes // stored_dtype.itemsize,)
+        return jnp.zeros(stored, stored_dtype)
     if window.whole:
-        return values
+        # Programs are keyed by the stored shape: keeping it keeps those of later reads.
+        same = buffer is not None and buffer.size == values.size
+        return values.reshape(buffer.shape) if same else values
     stored_shape = buffer.shape if buffer is not None else None
     if buffer is None:
-        flat = jnp.zeros((window.nbytes // values.dtype.itemsize,), values.dtype)
-    else:
-        flat = reinterpret(buffer.reshape(-1), window.dtype)
-    if moving_offset is not None:
-        flat = jax.lax.dynamic_update_slice_in_dim(flat, values.reshape(-1), moving_offset, 0)
-    else:
-        dims = _axes(window)
-        steps = _steps(dims, window.offset)
-        if steps is None or any(s == 0 and n > 1 for n, s in zip(window.sizes, window.strides)):
-            flat = flat.at[_indices(window)].set(values)
-        else:
-            values = values.reshape([n for n in window.sizes if n != 1])
-            # Axes of `values` are in dimension order; the steps want them by stride.
-            rank = {d: i for i, d in enumerate(sorted(d for _, _, d in dims))}
-            values = values.transpose([rank[d] for _, _, d in dims])
-            flat = _put(flat, steps, values)
+        buffer = jnp.zeros((window.nbytes // stored_dtype.itemsize,), stored_dtype)
+    dtype = np.dtype(window.dtype)
+    carrier = stored_dtype if stored_dtype.itemsize == dtype.itemsize else _carrier(dtype, None)
+    values = reinterpret(values.reshape(-1), carrier).reshape(window.sizes)
+    flat = _write_flat(reinterpret(buffer.reshape(-1), carrier), window, values, moving_offset)
+    flat = reinterpret(flat, stored_dtype)[: window.nbytes // stored_dtype.itemsize]
     if stored_shape is not None and math.prod(stored_shape) == flat.shape[0]:
         return flat.reshape(stored_shape)
     return flat
+
+
+def _write_flat(flat, window: Window, values, moving_offset):
+    if moving_offset is not None:
+        return jax.lax.dynamic_update_slice_in_dim(flat, values.reshape(-1), moving_offset, 0)
+    dims = _axes(window)
+    steps = _steps(dims, window.offset)
+    if steps is None or any(s == 0 and n > 1 for n, s in zip(window.sizes, window.strides)):
+        return flat.at[_indices(window)].set(values)
+    if len(steps) > 1 and window.numel * _SPARSE <= flat.shape[0]:
+        return flat.at[_indices(window)].set(values, unique_indices=True, mode="promise_in_bounds")
+    values = values.reshape([n for n in window.sizes if n != 1])
+    # Axes of `values` are in dimension order; the steps want them by stride.
+    rank = {d: i for i, d in enumerate(sorted(d for _, _, d in dims))}
+    values = values.transpose([rank[d] for _, _, d in dims])
+    return _put(flat, steps, values)
 
 
 def dense_order(sizes, strides) -> tuple[int, ...] | None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _C
+from . import _C, profiler  # noqa: F401  torch.tpu.profiler
 
 __systolic__ = True
 
 Stream = torch.Stream
 Event = torch.Event
+OutOfMemoryError = torch.OutOfMemoryError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,14 @@ def is_available() -> bool:
 def is_initialized() -> bool:
     """True once the XLA client was started."""
     runtime = sys.modules.get("systolic.device.runtime")  # not imported here: it loads jax
-    return runtime is not None and runtime._initialized
+    return runtime is not None and runtime._state == "done"
+
+
+def __getattr__(name: str):
+    # torch.utils.checkpoint keeps the generator's state only if the module says that it is initialized.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.tpu' has no attribute {name!r}")
 
 
 def init() -> None:
@@ -121,6 +129,8 @@ def synchronize(device=None) -> None:
     """Wait until all work launched on a device has finished."""
     from .launches import synchronize_device
 
+    if _C.forked():
+        _C.ensure_initialized()  # says why this process has no device
     synchronize_device(_index(device))
 
 
@@ -176,7 +186,8 @@ def set_rng_state(state: torch.Tensor, device=None) -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    """Whether this process was forked after the device was used, and so cannot use it."""
+    return _C.forked()
 
 
 def empty_cache() -> None:
@@ -184,7 +195,7 @@ def empty_cache() -> None:
 
 
 def memory_stats(device=None) -> dict:
-    """torch.accelerator.memory_stats of a device."""
+    """Counters of a device, named as by ``torch.cuda.memory_stats``: ``allocated_bytes.all.peak`` and so on."""
     return torch.accelerator.memory_stats(_index(device))
 
 
@@ -207,6 +218,36 @@ def reset_peak_memory_stats(device=None) -> None:
     torch.accelerator.reset_peak_memory_stats(_index(device))
 
 
+def reset_accumulated_memory_stats(device=None) -> None:
+    """Start new sums of allocated and freed bytes."""
+    torch.accelerator.reset_accumulated_memory_stats(_index(device))
+
+
+def memory_summary(device=None, abbreviated: bool = False) -> str:
+    """A table of what is in use, its peak and the limit; one line if ``abbreviated``."""
+    from . import memory
+
+    index = _index(device)
+    return memory.summary(index, memory_stats(index), abbreviated)
+
+
+def set_per_process_memory_fraction(fraction: float, device=None) -> None:
+    """Let storages take at most ``fraction``, in (0, 1], of a device's memory (of the machine's on XLA:CPU).
+
+    Beyond it ``torch.OutOfMemoryError`` is raised.  Scratch memory inside a running program does not count.
+    """
+    from . import memory
+
+    memory.set_fraction(fraction, _index(device))
+
+
+def get_per_process_memory_fraction(device=None) -> float:
+    """What :func:`set_per_process_memory_fraction` set; 1.0 at first."""
+    from . import memory
+
+    return memory.get_fraction(_index(device))
+
+
 def mem_get_info(device=None) -> tuple[int, int]:
     """(free, total) bytes of a device."""
     from .client import memory_info
@@ -223,6 +264,30 @@ def debug():
     from .debug import DebugMode
 
     return DebugMode()
+
+
+def fused():
+    """Context manager: record operators and run them as one program when a value is needed.
+
+    See :mod:`systolic.device.fused`.
+    """
+    from .fused import fused
+
+    return fused()
+
+
+def to_jax(tensor: torch.Tensor):
+    """A ``jax.Array`` with a tensor's values (see :func:`systolic.device.interchange.to_jax`)."""
+    from .interchange import to_jax as convert
+
+    return convert(tensor)
+
+
+def from_jax(array) -> torch.Tensor:
+    """A tensor with a ``jax.Array``'s values (see :func:`systolic.device.interchange.from_jax`)."""
+    from .interchange import from_jax as convert
+
+    return convert(array)
 
 
 def fallbacks() -> dict[str, int]:

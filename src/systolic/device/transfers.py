@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..ops.numerics import jdtype
-from . import client
+from . import _C, client
 
 
 # c10::ScalarType numbers: fixed by PyTorch's serialized formats.
@@ -40,6 +40,7 @@ def put(array: np.ndarray, index: int):
     from jax._src import core
     from jax._src.lib import xla_client
 
+    _C.check_not_forked()
     # Without this the CPU client aliases 64-byte aligned host memory, and later writes by the owner would show.
     semantics = xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     aval = core.ShapedArray(array.shape, array.dtype)

@@ -244,6 +244,21 @@ def glu_backward(grad_output, self, dim):
     return jnp.concatenate([grad * s, grad * a * s * (1 - s)], axis=dim)
 
 
+@lower("glu_jvp")
+def glu_jvp(glu, x, dx, dim):
+    y, x, dx = _wide(glu, x, dx)
+    _, b = jnp.split(x, 2, axis=dim)
+    da, db = jnp.split(dx, 2, axis=dim)
+    s = lax.logistic(b)
+    return da * s + db * y * (1 - s)
+
+
+@lower("glu_backward_jvp")
+def glu_backward_jvp(grad_x, grad_glu, x, dgrad_glu, dx, dim):
+    grad, x, dgrad, dx = _wide(grad_glu, x, dgrad_glu, dx)
+    return jax.jvp(lambda g, t: glu_backward(g, t, dim), (grad, x), (dgrad, dx))[1]
+
+
 def _inside(x, lambd):
     """Whether ``-lambd <= x <= lambd`` (false for NaN)."""
     return (x >= -lambd) & (x <= lambd)

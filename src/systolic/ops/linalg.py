@@ -1,4 +1,4 @@
-"""Dense linear algebra: factorizations, solves, determinants, distances.
+"""Dense linear algebra: factorizations, solves, determinants.
 
 A failed factorization does not raise inside a program: its ``info`` result is 1 (LAPACK would
 give the number of the pivot that failed) and the factor is NaN.
@@ -226,14 +226,19 @@ def _eig(self):
     return tuple(jnp.linalg.eig(self))
 
 
+@lower("_linalg_eigvals", "linalg_eigvals")
+def _eigvals(self):
+    return jnp.linalg.eigvals(self) if self.size else jnp.zeros(out().shape, out().dtype)
+
+
 @lower("linalg_matrix_exp")
 def _matrix_exp(self):
-    return jsl.expm(self) if self.size else self
-
-
-@lower("linalg_householder_product")
-def _householder_product(input, tau):
-    return xla.householder_product(input, tau)
+    if not self.size:
+        return self
+    # Squaring loses digits in proportion to the norm, so it is done in double precision; 16 squarings, JAX's
+    # default, give NaN from a norm of about 200,000 on.
+    wide = jnp.complex128 if jnp.issubdtype(self.dtype, jnp.complexfloating) else jnp.float64
+    return jsl.expm(self.astype(wide), max_squarings=64).astype(self.dtype)
 
 
 @lower("linalg_cross")
@@ -244,44 +249,3 @@ def _cross(self, other, dim=-1):
         return jnp.roll(x, -by, axis=dim)
 
     return turned(a, 1) * turned(b, 2) - turned(a, 2) * turned(b, 1)
-
-
-def _difference(x1, x2):
-    return jnp.expand_dims(x1, -2) - jnp.expand_dims(x2, -3)
-
-
-@lower("_cdist_forward")
-def _cdist(x1, x2, p, compute_mode=None):
-    size = jnp.abs(_difference(x1, x2))
-    if size.size == 0:
-        return jnp.zeros(out().shape, x1.dtype)
-    if p == 0:
-        return jnp.sum(size != 0, axis=-1).astype(x1.dtype)
-    if p == 1:
-        return jnp.sum(size, axis=-1)
-    if p == float("inf"):
-        return jnp.max(size, axis=-1)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(size * size, axis=-1))
-    return jnp.sum(size**p, axis=-1) ** (1.0 / p)
-
-
-@lower("_cdist_backward")
-def _cdist_backward(grad, x1, x2, p, cdist):
-    delta = _difference(x1, x2)
-    grad, cdist = grad[..., None], cdist[..., None]
-    if p == 0:
-        return jnp.zeros(out().shape, x1.dtype)
-    if p == 1:
-        part = jnp.sign(delta) * grad
-    elif p == float("inf"):
-        part = jnp.where(jnp.abs(delta) == cdist, jnp.sign(delta), 0) * grad
-    else:
-        # A zero distance has a zero gradient; the safe divisor keeps NaN out of the unused branch.
-        divisor = jnp.where(cdist == 0, 1, cdist)
-        part = jnp.sign(delta) * (jnp.abs(delta) / divisor) ** (p - 1) * grad
-        part = jnp.where((cdist == 0) | (delta == 0), 0, part)
-    total = jnp.sum(part, axis=-2)
-    while total.ndim > len(out().shape):
-        total = total.sum(0)
-    return total.astype(x1.dtype)

@@ -78,7 +78,7 @@ def _channels(v, ndim: int, dtype):
 
 @lower("native_group_norm")
 def _group_norm(input, N, C, HxW, group, eps, weight=None, bias=None):
-    x = input.astype(opmath(input.dtype)).reshape(N, group, -1)
+    x = input.astype(opmath(input.dtype)).reshape(N, group, C // group * HxW)
     mean, var = _moments(x, (2,))
     rstd = lax.rsqrt(var + cast(eps, x.dtype))
     y = ((x - mean) * rstd).reshape(input.shape)
@@ -156,7 +156,8 @@ def _batch_norm_inference(input, running_mean, running_var, momentum, eps, weigh
     return y, _saved(1, mean), _saved(2, rstd)
 
 
-@lower("_batch_norm_with_update_functional")
+# The form that writes the statistics returns the first four; its new statistics go to what it writes.
+@lower("_batch_norm_with_update_functional", "_batch_norm_with_update")
 def _batch_norm_with_update(input, running_mean, running_var, momentum, eps, weight=None, bias=None):
     y, mean, rstd, new_mean, new_var = _batch_norm(
         input, weight, bias, running_mean, running_var, True, momentum, eps
@@ -207,3 +208,13 @@ def _batch_norm_backward_with_reserve(
 def _native_dropout_backward(grad_output, mask, scale):
     dtype = opmath(grad_output.dtype)
     return grad_output.astype(dtype) * (mask.astype(dtype) * cast(scale, dtype))
+
+
+@lower("_weight_norm_interface_backward")
+def _weight_norm_backward(grad_w, saved_v, saved_g, saved_norms, dim):
+    """Gradients of the direction and of the length of a normalized weight."""
+    dtype = opmath(saved_norms.dtype)
+    grad, v, g, norm = (t.astype(dtype) for t in (grad_w, saved_v, saved_g, saved_norms))
+    others = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    along = jnp.sum(grad * v, axis=others, keepdims=True)
+    return g / norm * (grad - v * along / (norm * norm)), along / norm

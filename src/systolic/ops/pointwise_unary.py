@@ -154,7 +154,9 @@ def conj_physical(self):
 
 @lower("complex")
 def complex_(real, imag):
-    """A complex tensor from its two parts (float32 or float64 each, broadcast)."""
+    """A complex tensor from its two parts (both float32 or both float64, broadcast)."""
+    if real.dtype != imag.dtype:
+        raise RuntimeError(f"complex: the parts have dtypes {real.dtype} and {imag.dtype}; give both the same")
     part = np.dtype(np.float32) if out(0).dtype == np.complex64 else np.dtype(np.float64)
     real, imag = jnp.broadcast_arrays(cast(real, part), cast(imag, part))
     return lax.complex(real, imag)

@@ -75,15 +75,28 @@ def _max_pool(x, sizes, kernel, stride, padding, dilation):
 
 def _max_pool_large(x, sizes, kernel, stride, padding, dilation):
     """The same for large windows: one argmax over gathered windows."""
-    n = len(sizes)
+    places = [
+        np.arange(o)[:, None] * s - p + np.arange(k) * d
+        for o, k, s, p, d in zip(sizes, kernel, stride, padding, dilation)
+    ]
+    return _max_of_windows(x, places, [(p >= 0) & (p < n) for p, n in zip(places, x.shape[x.ndim - len(sizes) :])])
+
+
+def _max_of_windows(x, places, present):
+    """(values, int64 flat positions) of the maximum of each window.
+
+    Dimension ``d`` of the trailing ones is pooled over the positions ``places[d]`` [outputs, window] where
+    ``present[d]`` is true.
+    """
+    n = len(places)
+    sizes, kernel = [p.shape[0] for p in places], [p.shape[1] for p in places]
     lead, spatial = x.shape[: x.ndim - n], x.shape[x.ndim - n :]
     values, flat, valid = x, np.zeros((1,) * (2 * n), np.int64), np.ones((1,) * (2 * n), bool)
-    for d in range(n):
-        index = np.arange(sizes[d])[:, None] * stride[d] - padding[d] + np.arange(kernel[d]) * dilation[d]
+    for d, (index, inside) in enumerate(zip(places, present)):
         shape = [1] * (2 * n)
         shape[2 * d], shape[2 * d + 1] = index.shape
         flat = flat * spatial[d] + np.clip(index, 0, spatial[d] - 1).reshape(shape)
-        valid = valid & ((index >= 0) & (index < spatial[d])).reshape(shape)
+        valid = valid & inside.reshape(shape)
         values = jnp.take(values, np.clip(index, 0, spatial[d] - 1), axis=len(lead) + 2 * d, mode="clip")
     own = [*range(0, 2 * n, 2), *range(1, 2 * n, 2)]  # output dimensions, then window dimensions
     order = [*range(len(lead)), *(len(lead) + i for i in own)]
@@ -92,12 +105,15 @@ def _max_pool_large(x, sizes, kernel, stride, padding, dilation):
     full = tuple(v for d in range(n) for v in (sizes[d], kernel[d]))
     flat = np.broadcast_to(flat, full).transpose(own).reshape(*sizes, area)
     valid = np.broadcast_to(valid, full).transpose(own).reshape(*sizes, area)
-    # argmax takes the first valid element when all are the lowest value, and the first NaN.
+    # argmax takes the first valid element when all are the lowest value, and the first NaN: ATen takes the last.
     rank = jnp.where(jnp.asarray(valid), values, jnp.asarray(_lowest(x.dtype), x.dtype))
     chosen = jnp.argmax(rank, axis=-1)
     first = jnp.asarray(valid.argmax(axis=-1))
     best = jnp.take_along_axis(rank, chosen[..., None], axis=-1)[..., 0]
     chosen = jnp.where(best == _lowest(x.dtype), first, chosen)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        last_nan = area - 1 - jnp.argmax(jnp.isnan(jnp.flip(rank, -1)), axis=-1)
+        chosen = jnp.where(jnp.isnan(best), last_nan, chosen)
     where = jnp.take_along_axis(jnp.broadcast_to(flat, rank.shape), chosen[..., None], axis=-1)[..., 0]
     return best, where
 
@@ -119,7 +135,9 @@ lower("max_pool2d_with_indices")(_max_pool_with_indices(2))
 lower("max_pool3d_with_indices")(_max_pool_with_indices(3))
 
 
-def _scatter_to_windows(count: int):
+def scatter_to_windows(count: int):
+    """The gradient of a max pooling over ``count`` dimensions that returned flat ``indices``."""
+
     def lowering(grad_output, self, indices, **_):
         dtype = opmath(grad_output.dtype)
         area = math.prod(self.shape[-count:])
@@ -134,8 +152,8 @@ def _scatter_to_windows(count: int):
     return lowering
 
 
-lower("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward")(_scatter_to_windows(2))
-lower("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward")(_scatter_to_windows(3))
+lower("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward")(scatter_to_windows(2))
+lower("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward")(scatter_to_windows(3))
 
 
 def _divisors(spatial, sizes, kernel, stride, padding, include_pad: bool) -> np.ndarray:
@@ -223,6 +241,22 @@ def _adaptive_average(x, sizes):
         length = (end - start).reshape((count,) + (1,) * (x.ndim - 1 - axis)).astype(x.dtype)
         x = jnp.sum(windows, axis=axis + 1) / jnp.asarray(length)
     return x
+
+
+def _adaptive_max_pool(self, output_size):
+    """Values and int64 flat positions of the maxima of the adaptive bins."""
+    if out(0).shape and 0 in out(0).shape:
+        return jnp.zeros(out(0).shape, self.dtype), jnp.zeros(out(1).shape, jnp.int64)
+    places, present = [], []
+    for size, count in zip(self.shape[-len(output_size) :], output_size):
+        start, end = _bins(size, count)
+        place = start[:, None] + np.arange(int((end - start).max()))
+        places.append(place)
+        present.append(place < end[:, None])
+    return _max_of_windows(self, places, present)
+
+
+lower("adaptive_max_pool2d", "adaptive_max_pool3d")(_adaptive_max_pool)
 
 
 @lower("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")

@@ -188,3 +188,20 @@ def _standard_gamma(key, self):
 @lower("_sample_dirichlet", rng=True)
 def _sample_dirichlet(key, self):
     return jax.random.dirichlet(_typed(key), self.astype(_real(self.dtype)), dtype=_real(self.dtype))
+
+
+@lower("rrelu_with_noise", "rrelu_with_noise_functional", rng=True, static_scalars=True)
+def _rrelu(key, self, noise, lower=0.125, upper=1.0 / 3, training=False):
+    """(result, slopes): with ``training`` a random slope for each element that is not positive."""
+    if not training:
+        return jnp.where(self <= 0, self * cast((lower + upper) / 2, self.dtype), self), noise
+    slope = _half_open(key, self.shape, self.dtype) * cast(upper - lower, self.dtype) + cast(lower, self.dtype)
+    slope = jnp.where(self <= 0, slope, jnp.ones_like(slope))
+    return self * slope, slope
+
+
+@lower("_standard_gamma_grad")
+def _standard_gamma_grad(self, output):
+    """Derivative of a gamma sample with respect to its concentration ``self``."""
+    dtype = opmath(self.dtype)
+    return lax.random_gamma_grad(self.astype(dtype), output.astype(dtype))

@@ -83,7 +83,13 @@ def _gru_cell_meta(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=N
 def _gru_cell_backward_meta(grad_hy, workspace, has_bias):
     gates = grad_hy.new_empty(grad_hy.shape[0], 3 * grad_hy.shape[1])
     bias = gates.new_empty(gates.shape[1]) if has_bias else None
-    return gates, torch.empty_like(gates), torch.empty_like(grad_hy), bias, None if bias is None else torch.empty_like(bias)
+    return (
+        gates,
+        torch.empty_like(gates),
+        torch.empty_like(grad_hy),
+        bias,
+        None if bias is None else torch.empty_like(bias),
+    )
 
 
 # PyTorch has shapes for the LSTM's cell only.

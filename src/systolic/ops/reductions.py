@@ -236,3 +236,14 @@ def logsumexp(self, dim, keepdim=False):
     top = jnp.max(x.real, axis=dims, keepdims=True)
     top = jnp.where(jnp.isinf(top), jnp.zeros_like(top), top).astype(x.dtype)
     return _shaped(jnp.log(jnp.sum(jnp.exp(x - top), axis=dims, keepdims=True)) + top)
+
+
+@lower("hash_tensor")
+def _hash_tensor(self, dim=(), keepdim=False, mode=0):
+    """The exclusive or of the elements' bits, of floats as float64 and of integers as int64: uint64."""
+    wide = np.float64 if is_float(self) else np.int64
+    bits = lax.bitcast_convert_type(self.astype(wide), np.uint64)
+    if self.size == 0:
+        return jnp.zeros(out().shape, np.uint64)
+    dims = canonical_dims(dim, self.ndim)
+    return lax.reduce(bits, np.uint64(0), lax.bitwise_xor, dims).reshape(out().shape)

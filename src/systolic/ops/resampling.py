@@ -23,20 +23,21 @@ def _scales(count: int, named: dict):
     return [named.get("scales")] if count == 1 else [named.get(n) for n in _NAMES[3 - count :]]
 
 
-def _ratio(size: int, target: int, scale, align: bool, kind):
+def resize_ratio(size: int, target: int, scale, align: bool, kind):
+    """Input pixels per output pixel, as a NumPy ``kind``; ``scale`` is the caller's factor or None."""
     if align:
         return kind((size - 1) / (target - 1)) if target > 1 else kind(0)
     return kind(1.0 / scale) if scale and scale > 0 else kind(size) / kind(target)
 
 
 def _nearest(size, target, scale, kind, offset):
-    step = _ratio(size, target, scale, False, np.float32)
+    step = resize_ratio(size, target, scale, False, np.float32)
     index = np.floor((np.arange(target, dtype=np.float32) + np.float32(offset)) * step).astype(np.int64)
     return [(np.minimum(index, size - 1), None)]
 
 
 def _linear(size, target, scale, kind, align):
-    step = _ratio(size, target, scale, align, kind)
+    step = resize_ratio(size, target, scale, align, kind)
     place = np.arange(target, dtype=kind)
     place = step * place if align else np.maximum(step * (place + kind(0.5)) - kind(0.5), 0)
     low = np.minimum(place.astype(np.int64), size - 1)
@@ -58,7 +59,7 @@ def cubic_weights(t, a=-0.75):
 
 
 def _cubic(size, target, scale, kind, align):
-    step = _ratio(size, target, scale, align, kind)
+    step = resize_ratio(size, target, scale, align, kind)
     place = np.arange(target, dtype=kind)
     place = step * place if align else step * (place + kind(0.5)) - kind(0.5)
     low = np.floor(place).astype(np.int64)

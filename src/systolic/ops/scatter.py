@@ -66,8 +66,9 @@ def _scatter(self, dim, index, src=None, value=None, reduce=None):
 
 @lower("scatter_add")
 def _scatter_add(self, dim, index, src):
-    x, dim, i, source = _prepared(self, dim, index, cast(src, self.dtype))
-    return _apply(x, dim, i, _corner(source, i.shape), "add").reshape(self.shape)
+    wide = opmath(self.dtype)  # one rounding of the sum, whatever the number of terms
+    x, dim, i, source = _prepared(self.astype(wide), dim, index, cast(cast(src, self.dtype), wide))
+    return _apply(x, dim, i, _corner(source, i.shape), "add").reshape(self.shape).astype(self.dtype)
 
 
 def _extreme(dtype, largest: bool):

@@ -35,6 +35,8 @@ def _searchsorted(sorted_sequence, self, out_int32=False, right=False, side=None
 
 @lower("bucketize")
 def _bucketize(self, boundaries, out_int32=False, right=False):
+    if boundaries.ndim != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
     dtype = result_dtype(boundaries, self)
     values = cast(self, dtype)
     return _search(boundaries.astype(dtype), values.reshape(-1), right).reshape(out().shape)
@@ -66,6 +68,8 @@ def _bincount(self, weights=None, minlength=0):
 
 @lower("nonzero_static")
 def _nonzero_static(self, size, fill_value=-1):
+    if self.size == 0:
+        return jnp.full(out().shape, fill_value, jnp.int64)
     x = self if self.ndim else self.reshape(1)
     found = jnp.nonzero(x, size=size, fill_value=fill_value)
     return jnp.stack(found[: out().shape[1]], -1) if out().shape[1] else jnp.zeros(out().shape, jnp.int64)

@@ -76,6 +76,16 @@ def _resized(flat, length: int):
     return jnp.pad(flat, (0, length - flat.shape[0]))
 
 
+def check_bounds(length: int, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
+    """Raise IndexError unless the window lies within ``length`` elements."""
+    last = offset + sum((n - 1) * s for n, s in zip(size, stride))
+    if 0 not in tuple(size) and not 0 <= last < length:
+        raise IndexError(
+            f"sizes {list(size)} and strides {list(stride)} from offset {offset} reach element {last} of a "
+            f"storage of {length}; use a smaller size, stride or offset"
+        )
+
+
 def read(flat, size: Sequence[int], stride: Sequence[int], offset: int = 0):
     """The window of 1-d ``flat`` as an array of shape ``size``."""
     size, stride = tuple(size), tuple(stride)

@@ -37,8 +37,9 @@ def _both(view_names, copy_names):
 
 
 @_both(
-    ("view", "reshape", "_reshape_alias", "squeeze", "unsqueeze"),
-    ("_unsafe_view", "_reshape_copy", "_reshape_alias_copy", "view_copy", "squeeze_copy", "unsqueeze_copy"),
+    # `_unsafe_view` aliases too: `kron` writes its out= argument through one.
+    ("view", "reshape", "_reshape_alias", "_unsafe_view", "squeeze", "unsqueeze"),
+    ("_reshape_copy", "_reshape_alias_copy", "view_copy", "squeeze_copy", "unsqueeze_copy"),
 )
 def _reshaped(self, **_):
     return jnp.reshape(self, out().shape)
@@ -47,6 +48,17 @@ def _reshaped(self, **_):
 @_both(("alias", "detach", "lift_fresh"), ("alias_copy", "detach_copy", "lift", "lift_fresh_copy"))
 def _same(self):
     return self
+
+
+# In a graph the flags of lazy conjugation and negation are nodes, and a value has them done.
+@_both(("_conj",), ("_conj_copy",))
+def _conj(self):
+    return jnp.conj(self)
+
+
+@_both(("_neg_view",), ("_neg_view_copy",))
+def _neg_view(self):
+    return -self
 
 
 @_both(("permute",), ("permute_copy",))
@@ -122,6 +134,7 @@ def _split_with_sizes(self, split_sizes, dim=0):
 
 @_both(("as_strided",), ("as_strided_copy",))
 def _as_strided(self, size, stride, storage_offset=None):
+    strided.check_bounds(self.size, size, stride, storage_offset or 0)
     return strided.read(self.reshape(-1), size, stride, storage_offset or 0)
 
 
@@ -222,5 +235,6 @@ def _diagonal_scatter(self, src, offset=0, dim1=0, dim2=1):
 
 @lower("as_strided_scatter")
 def _as_strided_scatter(self, src, size, stride, storage_offset=None):
+    strided.check_bounds(self.size, size, stride, storage_offset or 0)
     flat = strided.write(self.reshape(-1), src, size, stride, storage_offset or 0)
     return flat.reshape(self.shape)

@@ -43,6 +43,7 @@ OVERRIDES = [
     Override("fused_topk_router.vllm_topk_softmax/sigmoid", "upstream's are native CUDA kernels; the same in torch"),
     Override("MoERunner._select_forward", "upstream hides the layer in an opaque operator; our trace sees through it"),
     Override("FastIncrementalDetokenizer.__init__", "repeats a prompt that ends inside a character (issue 48853)"),
+    Override("AsyncLLM.shutdown", "requests that wait when the engine ends get an error; upstream may forget them"),
     Override("uvicorn.Server.shutdown", "SIGTERM must end a busy server within 10 s: open connections get 5"),
     Override("MinP/LogitBias/MinTokensLogitsProcessor", "index lists of bucketed length; state on the host"),
 ]
@@ -58,6 +59,7 @@ def apply() -> None:
     if _applied:
         return
     _applied = True
+    import vllm.v1.engine.async_llm as async_llm
     import vllm.v1.engine.detokenizer as detokenizer
     import vllm.v1.sample.ops.penalties as penalties
     import vllm.v1.sample.ops.topk_topp_sampler as topk_topp_sampler
@@ -67,6 +69,7 @@ def apply() -> None:
 
     from . import layers, moe, sampling
     from .detokenizer import starting_inside_a_character
+    from .shutdown import answering_the_rest
 
     gpu_model_runner.AsyncGPUModelRunnerOutput = sampling.AsyncOutput
     gpu_model_runner.apply_grammar_bitmask = sampling.apply_grammar_bitmask
@@ -77,6 +80,7 @@ def apply() -> None:
     block_table.BlockTable.compute_slot_mapping = compute_slot_mapping
     layers.apply()
     _bound_shutdown()
+    async_llm.AsyncLLM.shutdown = answering_the_rest(async_llm.AsyncLLM.shutdown)
     moe.apply()
     detokenizer.FastIncrementalDetokenizer.__init__ = starting_inside_a_character(
         detokenizer.FastIncrementalDetokenizer.__init__

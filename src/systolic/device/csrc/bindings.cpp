@@ -1,5 +1,6 @@
 // What Python sees of the core: systolic.device._C.
 #include "dispatch.h"
+#include "fused.h"
 #include "generator.h"
 #include "python_side.h"
 
@@ -35,6 +36,7 @@ class Program {
 
  private:
   const Entry& lookup(Gather& gather, const py::list& arguments) {
+    check_not_forked();
     walk(gather, arguments, nullptr);
     if (gather.device < 0) gather.device = current_device();
     gather.key.push_back(static_cast<char>(gather.device));
@@ -69,9 +71,9 @@ class Program {
   ProgramCache cache_;
 };
 
-py::object array_of(const at::Tensor& tensor) {
-  auto& cell = cell_of(tensor);
-  return cell.array ? py::reinterpret_borrow<py::object>(cell.array) : py::none();
+py::object tensor_array(const at::Tensor& tensor) {
+  PyObject* array = array_of(cell_of(tensor));
+  return array ? py::reinterpret_borrow<py::object>(array) : py::none();
 }
 
 at::Tensor tensor_from_array(py::object array, const std::vector<int64_t>& shape, py::object dtype, int device) {
@@ -95,6 +97,14 @@ void replace_array(const at::Tensor& tensor, py::object array) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_hooks();
+  // pybind11 knows only standard exceptions: compiled graphs would raise RuntimeError.
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const c10::OutOfMemoryError& error) {
+      PyErr_SetString(py::module_::import("torch").attr("OutOfMemoryError").ptr(), error.what_without_backtrace());
+    }
+  });
   py::class_<Program>(m, "Program").def(py::init<py::object>())
       .def("__call__", &Program::call)
       .def("prepare", &Program::prepare)
@@ -102,10 +112,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("register_operator", &register_operator);
   m.def("list_operators", &list_operators);
   m.def("fallback_counts", &fallback_counts);
+  m.def("forked", &forked);
+  m.def("check_not_forked", &check_not_forked, "raise if this process was forked after the device was used");
   m.def("launches", &launches);
-  m.def("array_of", &array_of, "the jax.Array in a tensor's storage, or None if it was never written");
+  m.def("memory_limit", [](int device) { return memory_limit(static_cast<c10::DeviceIndex>(device)); });
+  m.def("set_memory_limit", [](int device, int64_t nbytes) {
+    set_memory_limit(static_cast<c10::DeviceIndex>(device), nbytes);
+  });
+  m.def("array_of", &tensor_array, "the jax.Array in a tensor's storage, or None if it was never written");
   m.def("tensor_from_array", &tensor_from_array, "a tensor that owns a jax.Array");
   m.def("replace_array", &replace_array, "give a whole-storage contiguous tensor a new array");
+  m.def("fused", &fused, "is the process in fused mode?");
+  m.def("set_fused", &set_fused);
+  m.def("flush", [](int device) { flush(static_cast<c10::DeviceIndex>(device)); }, "run what is recorded");
   m.def("default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("current_device", [] { return int(current_device()); });
   m.def("exchange_device", [](int device) { return int(exchange_device(static_cast<c10::DeviceIndex>(device))); });

@@ -2,6 +2,8 @@
 
 #include "python_side.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 
@@ -14,25 +16,61 @@ std::vector<std::unique_ptr<Spec>> specs;
 std::unordered_map<std::string, SpecId> spec_ids;
 
 struct DeviceBytes {
-  std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0}, count{0}, count_allocated{0};
+  std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0}, count{0}, count_peak{0}, count_allocated{0};
+  std::atomic<int64_t> limit{0}, ooms{0};  // limit 0: not asked for yet
 };
 constexpr int kMaxDevices = 64;
 DeviceBytes usage[kMaxDevices];
+
+void raise_to(std::atomic<int64_t>& peak, int64_t value) {
+  int64_t seen = peak;
+  while (value > seen && !peak.compare_exchange_weak(seen, value)) {
+  }
+}
 
 void account(c10::DeviceIndex device, int64_t delta) {
   auto& u = usage[device];
   const int64_t now = u.current += delta;
   if (delta > 0) {
     u.allocated += delta;
-    u.count += 1;
-    u.count_allocated += 1;
-    int64_t peak = u.peak;
-    while (now > peak && !u.peak.compare_exchange_weak(peak, now)) {
-    }
+    raise_to(u.peak, now);
   } else {
     u.freed -= delta;
-    u.count -= 1;
   }
+}
+
+void count_storage(c10::DeviceIndex device, int64_t delta) {
+  auto& u = usage[device];
+  const int64_t now = u.count += delta;
+  if (delta < 0) return;
+  u.count_allocated += delta;
+  raise_to(u.count_peak, now);
+}
+
+std::string in_units(int64_t nbytes) {
+  constexpr double kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
+  char text[48];
+  if (nbytes >= kGiB) {
+    std::snprintf(text, sizeof text, "%.2f GiB", nbytes / kGiB);
+  } else if (nbytes >= kMiB) {
+    std::snprintf(text, sizeof text, "%.2f MiB", nbytes / kMiB);
+  } else if (nbytes >= kKiB) {
+    std::snprintf(text, sizeof text, "%.2f KiB", nbytes / kKiB);
+  } else {
+    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(nbytes));
+  }
+  return text;
+}
+
+[[noreturn]] void out_of_memory(c10::DeviceIndex device, size_t nbytes, const std::string& cause) {
+  auto& u = usage[device];
+  u.ooms += 1;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "tpu:", int(device), " is out of memory: tried to allocate ",
+                   in_units(static_cast<int64_t>(nbytes)), " while ", in_units(u.current), " are in use and the limit is ",
+                   in_units(u.limit), ". ", cause,
+                   "Free tensors, use smaller batches or raise torch.tpu.set_per_process_memory_fraction; "
+                   "torch.tpu.memory_summary() shows what is in use.");
+  std::abort();  // not reached
 }
 
 // Cells by address, for tensors made from a bare pointer, as PyTorch's serialization makes them.
@@ -41,11 +79,17 @@ std::unordered_map<uintptr_t, Cell*> cell_at;
 
 void delete_cell(void* context) {
   auto* cell = static_cast<Cell*>(context);
+  if (forked()) return;  // the parent's memory: neither its locks nor its arrays work here
   {
     std::lock_guard<std::mutex> lock(address_mutex);
     cell_at.erase(cell->address);
   }
   account(cell->device, -static_cast<int64_t>(cell->nbytes));
+  count_storage(cell->device, -1);
+  if (cell->pending >= 0) {
+    pybind11::gil_scoped_acquire gil;
+    forget(*cell);
+  }
   // At interpreter exit the array goes with the process.
   if (cell->array && Py_IsInitialized() && !interpreter_is_finalizing()) {
     pybind11::gil_scoped_acquire gil;
@@ -58,10 +102,12 @@ void delete_cell(void* context) {
 std::atomic<uintptr_t> next_address{uintptr_t(1) << 44};
 
 c10::DataPtr make_data(size_t nbytes, c10::DeviceIndex device) {
+  check_room(device, nbytes);
   auto* cell = new Cell;
   cell->device = device;
   cell->nbytes = nbytes;
   account(device, static_cast<int64_t>(nbytes));
+  count_storage(device, 1);
   const auto address = next_address.fetch_add((nbytes + 512) & ~size_t(255));
   cell->address = address;
   {
@@ -92,16 +138,24 @@ class Allocator final : public c10::DeviceAllocator {
     stats.reserved_bytes[0] = bytes;
     stats.active_bytes[0] = bytes;
     stats.requested_bytes[0] = bytes;
-    stats.allocation[0].current = u.count;
-    stats.allocation[0].allocated = u.count_allocated;
+    auto& storages = stats.allocation[0];
+    storages.current = u.count;
+    storages.peak = u.count_peak;
+    storages.allocated = u.count_allocated;
+    storages.freed = u.count_allocated - u.count;
+    stats.num_ooms = u.ooms;
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override {
     usage[device].allocated = 0;
     usage[device].freed = 0;
-    usage[device].count_allocated = 0;
+    usage[device].count_allocated = usage[device].count.load();
+    usage[device].ooms = 0;
   }
-  void resetPeakStats(c10::DeviceIndex device) override { usage[device].peak = usage[device].current.load(); }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    usage[device].peak = usage[device].current.load();
+    usage[device].count_peak = usage[device].count.load();
+  }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     pybind11::gil_scoped_acquire gil;
     return python_call("memory_info", device).cast<std::pair<size_t, size_t>>();
@@ -114,6 +168,34 @@ REGISTER_ALLOCATOR(kDevice, &the_allocator);
 }  // namespace
 
 c10::DeviceAllocator& allocator() { return the_allocator; }
+
+int64_t memory_limit(c10::DeviceIndex device) {
+  auto& u = usage[device];
+  if (u.limit == 0) {
+    pybind11::gil_scoped_acquire gil;
+    try {
+      u.limit = python_call("memory_info", device).cast<std::pair<int64_t, int64_t>>().second;
+    } catch (pybind11::error_already_set& error) {
+      rethrow_python(error);
+    }
+  }
+  return u.limit;
+}
+
+void set_memory_limit(c10::DeviceIndex device, int64_t nbytes) { usage[device].limit = nbytes; }
+
+void check_room(c10::DeviceIndex device, size_t nbytes) {
+  if (nbytes == 0) return;
+  const int64_t limit = memory_limit(device);
+  if (static_cast<int64_t>(nbytes) > limit - usage[device].current) out_of_memory(device, nbytes, "");
+}
+
+void throw_if_exhausted(const pybind11::error_already_set& error, c10::DeviceIndex device, size_t nbytes) {
+  const std::string words = error.what();
+  if (words.find("RESOURCE_EXHAUSTED") == std::string::npos) return;
+  memory_limit(device);
+  out_of_memory(device, nbytes, "XLA says: " + words.substr(0, words.find('\n')) + " ");
+}
 
 SpecId intern_spec(at::ScalarType dtype, c10::IntArrayRef shape) {
   std::string key(reinterpret_cast<const char*>(shape.data()), shape.size() * sizeof(int64_t));
@@ -142,6 +224,7 @@ Cell& cell_of(const at::Tensor& tensor) {
 }
 
 void set_array(Cell& cell, PyObject* array, SpecId spec) {
+  forget(cell);
   PyObject* old = cell.array;
   cell.array = array;
   cell.spec = spec;
@@ -162,15 +245,16 @@ at::Tensor new_tensor(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArra
 
 void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
   auto* cell = static_cast<Cell*>(storage->data_ptr().get_context());
+  if (cell && nbytes > cell->nbytes) check_room(cell->device, nbytes - cell->nbytes);
   if (!cell) {
     storage->set_data_ptr_noswap(make_data(nbytes, storage->device().index()));
     storage->set_nbytes(nbytes);
     return;
   }
   pybind11::gil_scoped_acquire gil;
-  if (cell->array) {
+  if (PyObject* kept = array_of(*cell)) {
     // The bytes that fit survive, as on every other device.
-    auto array = python_call("resized_bytes", pybind11::reinterpret_borrow<pybind11::object>(cell->array), nbytes,
+    auto array = python_call("resized_bytes", pybind11::reinterpret_borrow<pybind11::object>(kept), nbytes,
                              static_cast<int>(cell->device));
     const int64_t length = static_cast<int64_t>(nbytes);
     set_array(*cell, array.release().ptr(), intern_spec(at::kByte, {length}));

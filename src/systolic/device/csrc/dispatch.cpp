@@ -1,7 +1,9 @@
 #include "dispatch.h"
 
+#include "fused.h"
 #include "python_side.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/CPUFallback.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -21,6 +23,14 @@ std::map<std::string, int64_t>& counts() {
 bool is_index_operator(const std::string& name) {
   return name == "aten::index" || name == "aten::index_put" || name == "aten::index_put_" ||
          name == "aten::_index_put_impl_" || name == "aten::_unsafe_index" || name == "aten::_unsafe_index_put";
+}
+
+// Their floats change from step to step (a scheduled learning rate): a program per value would never end.
+bool is_fused_optimizer(const std::string& name) {
+  for (const char* prefix : {"aten::_fused_ada", "aten::_fused_sgd", "aten::_amp_update_scale"}) {
+    if (name.rfind(prefix, 0) == 0) return true;
+  }
+  return false;
 }
 
 // A mask selects a number of elements that only its values tell, so no key can describe it: Python turns
@@ -60,7 +70,7 @@ const Entry* compile(Operator& op, Gather& call, const torch::jit::Stack& stack,
   const auto& name = op.handle.operator_name();
   auto description = python_call("build_operator", name.name, name.overload_name, arguments,
                                  static_cast<int>(call.device < 0 ? current_device() : call.device),
-                                 py::bytes(call.key));
+                                 py::bytes(call.key), !fused());
   if (py::isinstance<py::list>(description)) {
     at::AutoDispatchBelowADInplaceOrView below;
     for (auto item : description.cast<py::list>()) {
@@ -90,6 +100,18 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
 
+// Offsets of contiguous views are not in the key, so this cannot be left to the compilation.
+void check_overlap(const Operator& op, const torch::jit::Stack& stack, size_t first) {
+  for (const size_t target : op.written) {
+    if (!stack[first + target].isTensor()) continue;
+    for (size_t i = 0; i < op.kinds.size(); ++i) {
+      if (i == target || !stack[first + i].isTensor()) continue;
+      const auto &a = stack[first + target].toTensor(), &b = stack[first + i].toTensor();
+      if (a.defined() && b.defined()) at::assert_no_partial_overlap(a, b);
+    }
+  }
+}
+
 struct Kernel final : c10::OperatorKernel {
   explicit Kernel(std::shared_ptr<Operator> op) : op_(std::move(op)) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -114,7 +136,11 @@ Operator::Operator(const c10::OperatorHandle& op, bool static_scalars_in)
     : handle(op), static_scalars(static_scalars_in) {
   const auto& schema = op.schema();
   accepts_host_tensors = is_index_operator(schema.name());
-  for (const auto& argument : schema.arguments()) kinds.push_back(kind_of(argument));
+  const bool fused = is_fused_optimizer(schema.name());
+  for (const auto& argument : schema.arguments()) {
+    if (argument.alias_info() && argument.alias_info()->isWrite()) written.push_back(kinds.size());
+    kinds.push_back(kind_of(argument, fused));
+  }
   for (const auto& result : schema.returns()) {
     int alias = -1;
     if (result.alias_info() && result.alias_info()->isWrite()) {
@@ -133,6 +159,7 @@ Operator::Operator(const c10::OperatorHandle& op, bool static_scalars_in)
 void run_operator(Operator& op, torch::jit::Stack* stack) {
   const size_t count = op.kinds.size();
   const size_t first = stack->size() - count;
+  check_not_forked();
   if (op.accepts_host_tensors && index_by_mask(op, stack, first)) return;
   std::vector<at::Tensor> created;
   {
@@ -152,6 +179,7 @@ void run_operator(Operator& op, torch::jit::Stack* stack) {
     call.static_scalars = op.static_scalars;
     call.accepts_host_tensors = op.accepts_host_tensors;
     for (size_t i = 0; i < count; ++i) call.visit((*stack)[first + i], op.kinds[i]);
+    if (!op.written.empty() && call.tensors.size() > call.cells.size()) check_overlap(op, *stack, first);
     if (call.device < 0) call.device = current_device();
     TORCH_CHECK(call.device < device_count(), "tpu:", int(call.device), " does not exist: this process has ",
                 int(device_count()), " tpu device(s). On a machine without a TPU, ",
@@ -165,10 +193,13 @@ void run_operator(Operator& op, torch::jit::Stack* stack) {
         call.clear();
         return run_operator(op, stack);
       }
-      run_entry(*entry, call, created);
+      fused() ? record(*entry, call, created) : run_entry(*entry, call, created);
     } catch (py::error_already_set& error) {
       call.clear();
       rethrow_python(error);
+    } catch (...) {
+      call.clear();  // the arguments must not stay alive until the next call
+      throw;
     }
     call.clear();
   }

@@ -13,6 +13,7 @@ struct Operator {
   std::vector<ArgKind> kinds;
   std::vector<int> return_alias;  // per return: index of the argument it aliases, or -1
   std::vector<uint8_t> return_list;
+  std::vector<size_t> written;  // positions of the tensor arguments that the operator writes
   bool static_scalars;
   bool accepts_host_tensors;
   ProgramCache cache;

@@ -24,9 +24,13 @@ py::tuple ints(c10::IntArrayRef values) {
 
 }  // namespace
 
-ArgKind kind_of(const c10::Argument& argument) {
+ArgKind kind_of(const c10::Argument& argument, bool fused_optimizer) {
   c10::TypePtr type = argument.real_type();
   if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  if (auto list = type->cast<c10::ListType>()) {
+    return list->getElementType()->kind() == c10::TypeKind::NumberType ? ArgKind::Scalar : ArgKind::Plain;
+  }
+  if (fused_optimizer && type->kind() == c10::TypeKind::FloatType) return ArgKind::Scalar;
   switch (type->kind()) {
     case c10::TypeKind::NumberType: return ArgKind::Scalar;
     case c10::TypeKind::GeneratorType: return ArgKind::Generator;
@@ -113,6 +117,8 @@ py::object Gather::visit_tensor(const at::Tensor& tensor) {
     return describing ? py::object(py::none()) : py::object();
   }
   if (tensor.device().type() != kDevice) return visit_host_tensor(tensor);
+  // Zeros without memory, which PyTorch hands to the few operators that treat them by themselves on the CPU.
+  if (tensor._is_zerotensor()) return visit_tensor(at::zeros(tensor.sizes(), tensor.options()));
   if (device < 0) {
     device = tensor.device().index();
   } else {
@@ -143,7 +149,8 @@ py::object Gather::visit_tensor(const at::Tensor& tensor) {
   put(index);
   put(cell.spec);
   key.push_back(static_cast<char>(dtype));
-  key.push_back(static_cast<char>((tensor.is_neg() ? 2 : 0) | (tensor.is_conj() ? 1 : 0)));
+  const int lazy = (tensor.is_neg() ? 2 : 0) | (tensor.is_conj() ? 1 : 0);
+  key.push_back(static_cast<char>(lazy));
   key.push_back(static_cast<char>(sizes.size()));
   key.append(reinterpret_cast<const char*>(sizes.data()), sizes.size() * sizeof(int64_t));
   if (contiguous) {
@@ -165,7 +172,7 @@ py::object Gather::visit_tensor(const at::Tensor& tensor) {
   py::object where = moving ? py::object(py::make_tuple("moving", offsets.size() - 1))
                             : py::object(py::make_tuple("fixed", offset));
   return py::make_tuple("tensor", index, stored, dtype_object(dtype), ints(sizes), ints(strides), where,
-                        cell.nbytes);
+                        cell.nbytes, lazy);
 }
 
 py::object Gather::visit(const c10::IValue& value, ArgKind kind) {
@@ -175,7 +182,9 @@ py::object Gather::visit(const c10::IValue& value, ArgKind kind) {
     return describing ? py::object(py::none()) : py::object();
   }
   switch (kind) {
-    case ArgKind::Scalar: return visit_number(value);
+    case ArgKind::Scalar:
+      if (!value.isList()) return visit_number(value);
+      break;
     case ArgKind::Generator:
       generator = value.toGenerator();
       key.push_back('g');
@@ -219,7 +228,7 @@ py::object Gather::visit(const c10::IValue& value, ArgKind kind) {
     put(list.size());
     py::list described;
     for (const auto& element : list) {
-      auto item = visit(element, ArgKind::Plain);
+      auto item = visit(element, kind);
       if (describing) described.append(item);
     }
     return describing ? py::object(described) : py::object();

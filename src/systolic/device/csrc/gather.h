@@ -49,6 +49,7 @@ struct Gather {
   pybind11::object visit_host_tensor(const at::Tensor& tensor);
 };
 
-ArgKind kind_of(const c10::Argument& argument);
+// `fused_optimizer`: floats such as the learning rate are run-time numbers too.
+ArgKind kind_of(const c10::Argument& argument, bool fused_optimizer = false);
 
 }  // namespace systolic

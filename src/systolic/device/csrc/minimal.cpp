@@ -1,5 +1,6 @@
 // The operators that are about storage rather than arithmetic: allocation, views, copies, item().
 #include "dispatch.h"
+#include "profiler.h"
 #include "python_side.h"
 
 #include <ATen/NativeFunctions.h>
@@ -71,6 +72,25 @@ at::Tensor empty(at::IntArrayRef size, c10::optional<at::ScalarType> dtype, c10:
   return empty_strided(size, strides, dtype, layout, device, pin_memory);
 }
 
+// Zero tensors have no memory: PyTorch makes them real before any other kernel of this device sees one.
+struct NoMemory final : c10::Allocator {
+  explicit NoMemory(c10::Device device) : device(device) {}
+  c10::DataPtr allocate(size_t) override { return {nullptr, nullptr, &c10::detail::deleteNothing, device}; }
+  c10::DeleterFnPtr raw_deleter() const override { return &c10::detail::deleteNothing; }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "a zero tensor has no bytes to copy");
+  }
+  c10::Device device;
+};
+
+at::Tensor efficient_zero_tensor(at::IntArrayRef size, c10::optional<at::ScalarType> dtype,
+                                 c10::optional<at::Layout>, c10::optional<at::Device> device, c10::optional<bool>) {
+  ensure_initialized();
+  NoMemory none(c10::Device(kDevice, index_of(device)));
+  const auto keys = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
+  return at::detail::empty_generic(size, &none, keys, checked(dtype), c10::nullopt);
+}
+
 at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
                       c10::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
@@ -94,6 +114,9 @@ at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntAr
 
 at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
                         at::IntArrayRef stride) {
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  TORCH_CHECK(stride.empty() || stride.size() == size.size(), "unequal size length (", size.size(),
+              ") and stride length (", stride.size(), ")");
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));
   impl->set_storage_offset(offset);
@@ -131,7 +154,14 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, c10::opti
   return self;
 }
 
+void record_copy(const char* name, c10::DeviceIndex device, int64_t started, size_t bytes) {
+  if (started == 0) return;  // nobody was recording when the copy began
+  const int64_t finished = profiler::now();
+  profiler::record(profiler::Kind::Copy, name, device, started, finished, finished, bytes);
+}
+
 void device_to_host(const at::Tensor& source, const at::Tensor& target) {
+  check_not_forked();
   // A contiguous slice is read in place; anything else is first made dense on the device.
   at::Tensor dense = source.is_contiguous() ? source : at::empty(source.sizes(), source.options()).copy_(source);
   Cell& cell = cell_of(dense);
@@ -147,15 +177,17 @@ void device_to_host(const at::Tensor& source, const at::Tensor& target) {
     {
       LaunchTurn turn;
       ++cell.readers;
-      array = py::reinterpret_borrow<py::object>(cell.array);
+      array = py::reinterpret_borrow<py::object>(array_of(cell));
     }
     struct Done {
       std::atomic<int>& readers;
       ~Done() { --readers; }
     } done{cell.readers};
     try {
+      const int64_t started = profiler::active() ? profiler::now() : 0;
       python_call("read_bytes", array, reinterpret_cast<uintptr_t>(staging.data_ptr()), dense.nbytes(),
                   dense.storage_offset() * dense.itemsize());
+      record_copy("Memcpy DtoH", source.device().index(), started, dense.nbytes());
     } catch (py::error_already_set& error) {
       rethrow_python(error);
     }
@@ -177,10 +209,14 @@ void host_to_device(const at::Tensor& source, const at::Tensor& target) {
   try {
     py::tuple shape(target.dim());
     for (int64_t i = 0; i < target.dim(); ++i) shape[i] = target.size(i);
+    const int64_t started = profiler::active() ? profiler::now() : 0;
     auto array = python_call("from_host", reinterpret_cast<uintptr_t>(dense.data_ptr()), dense.nbytes(), shape,
                              static_cast<int>(target.scalar_type()), static_cast<int>(target.device().index()));
+    record_copy("Memcpy HtoD", target.device().index(), started, dense.nbytes());
+    LaunchTurn turn;  // a launch on another thread may still borrow the old array
     set_array(cell, array.release().ptr(), intern_spec(target.scalar_type(), target.sizes()));
   } catch (py::error_already_set& error) {
+    throw_if_exhausted(error, target.device().index(), target.nbytes());
     rethrow_python(error);
   }
 }
@@ -193,7 +229,7 @@ void device_to_device(const at::Tensor& source, const at::Tensor& target) {
     Cell& from = cell_of(dense);
     if (from.spec == kUnset) return;
     try {
-      auto array = python_call("move_to", py::handle(from.array), static_cast<int>(target.device().index()));
+      auto array = python_call("move_to", py::handle(array_of(from)), static_cast<int>(target.device().index()));
       set_array(cell_of(moved), array.release().ptr(), from.spec);
     } catch (py::error_already_set& error) {
       rethrow_python(error);
@@ -244,6 +280,35 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
   return copy_from(self, dst, false);
 }
 
+// Lazy conjugation and negation, and zeros without memory as forward-mode AD has them.
+bool flagged(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg() || tensor._is_zerotensor(); }
+
+// As one program instead of PyTorch's two steps, allocation and copy_. Flagged views take those steps: only
+// copy_ applies the flags.
+at::Tensor clone(const at::Tensor& self, c10::optional<at::MemoryFormat> format) {
+  if (flagged(self) || self.numel() == 0) return at::native::clone(self, format);
+  static Operator& op = operator_for("aten::clone", "");
+  torch::jit::Stack stack{self, format};
+  run_operator(op, &stack);
+  return stack.back().toTensor();
+}
+
+at::Tensor to_copy(const at::Tensor& self, c10::optional<at::ScalarType> dtype, c10::optional<at::Layout> layout,
+                   c10::optional<at::Device> device, c10::optional<bool> pin_memory, bool non_blocking,
+                   c10::optional<at::MemoryFormat> format) {
+  const bool moves = device && (device->type() != kDevice || (device->has_index() && *device != self.device()));
+  // Dropping an imaginary part warns, which copy_ does.
+  const bool warns = self.is_complex() && dtype && !c10::isComplexType(*dtype);
+  if (moves || warns || layout || pin_memory || flagged(self) || self.numel() == 0) {
+    return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+  }
+  checked(dtype.value_or(self.scalar_type()));
+  static Operator& op = operator_for("aten::_to_copy", "");
+  torch::jit::Stack stack{self, dtype, c10::IValue(), c10::IValue(), c10::IValue(), non_blocking, format};
+  run_operator(op, &stack);
+  return stack.back().toTensor();
+}
+
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   auto host = at::empty({}, self.options().device(at::kCPU));
   device_to_host(self.reshape({}), host);
@@ -253,6 +318,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &efficient_zero_tensor);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
   m.impl("unfold", &unfold);
@@ -265,6 +331,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_empty);
   m.impl("resize_", &resize);
+  m.impl("clone", &clone);
+  m.impl("_to_copy", &to_copy);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);

@@ -1,7 +1,9 @@
 #include "program.h"
 
 #include "generator.h"
+#include "profiler.h"
 #include "python_side.h"
+
 
 #include <mutex>
 #include <thread>
@@ -47,6 +49,17 @@ void wait_for_readers(const Cell& cell) {
   while (cell.readers.load() != 0) std::this_thread::yield();
 }
 
+// torch.profiler records: wait for the program, then note how long it took.
+void record_launch(const std::string& name, int device, int64_t started, PyObject* results, size_t bytes) {
+  const int64_t issued = profiler::now();
+  if (PyTuple_GET_SIZE(results) > 0) {
+    auto* done = PyObject_CallMethod(PyTuple_GET_ITEM(results, 0), "block_until_ready", nullptr);
+    if (!done) throw py::error_already_set();
+    Py_DECREF(done);
+  }
+  profiler::record(profiler::Kind::Program, name, device, started, issued, profiler::now(), bytes);
+}
+
 }  // namespace
 
 LaunchTurn::LaunchTurn() {
@@ -67,7 +80,10 @@ uint64_t launches() { return launch_count; }
 
 std::unique_ptr<Entry> parse_entry(const py::object& description) {
   auto entry = std::make_unique<Entry>();
-  entry->callable = pybind11::object(description.attr("callable")).release().ptr();
+  entry->name = description.attr("name").cast<std::string>();
+  py::object callable = description.attr("callable");
+  if (!callable.is_none()) entry->callable = callable.release().ptr();
+  entry->description = description;
   for (auto flag : description.attr("reads")) entry->reads.push_back(flag.cast<bool>());
   for (auto flag : description.attr("donates")) entry->donates.push_back(flag.cast<bool>());
   entry->random_offsets = description.attr("random_offsets").cast<int>();
@@ -79,32 +95,23 @@ std::unique_ptr<Entry> parse_entry(const py::object& description) {
     plan.strides = item.attr("strides").cast<std::vector<int64_t>>();
     auto stored_dtype = reinterpret_cast<THPDtype*>(py::object(item.attr("stored_dtype")).ptr())->scalar_type;
     plan.spec = intern_spec(stored_dtype, item.attr("stored_shape").cast<std::vector<int64_t>>());
+    if (plan.cell == -1) {
+      entry->created_bytes +=
+          at::detail::computeStorageNbytes(plan.sizes, plan.strides, c10::elementSize(plan.dtype));
+    }
     entry->outputs.push_back(std::move(plan));
   }
   return entry;
 }
 
-void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created) {
-  const int device = call.device < 0 ? current_device() : call.device;
-  LaunchTurn turn;
-  c10::SmallVector<PyObject*, 64> arguments;
-  arguments.push_back(nullptr);  // room that vectorcall may use
-  // Scalars that are not cached by value must live until the call returns.
-  c10::SmallVector<py::object, 4> keep;
-  for (size_t i = 0; i < call.cells.size(); ++i) {
-    if (!entry.reads[i]) continue;
-    if (entry.donates[i]) wait_for_readers(*call.cells[i]);
-    arguments.push_back(call.cells[i]->array);
-  }
+void host_inputs(const Entry& entry, const Gather& call, int device, c10::SmallVectorImpl<py::object>& out) {
   for (const int64_t offset : call.offsets) {
     HostNumber number{at::kLong, {0, 0}};
     std::memcpy(number.bits, &offset, sizeof offset);
-    keep.push_back(py::reinterpret_borrow<py::object>(number_array(number, device)));
-    arguments.push_back(keep.back().ptr());
+    out.push_back(py::reinterpret_borrow<py::object>(number_array(number, device)));
   }
   for (const auto& number : call.numbers) {
-    keep.push_back(py::reinterpret_borrow<py::object>(number_array(number, device)));
-    arguments.push_back(keep.back().ptr());
+    out.push_back(py::reinterpret_borrow<py::object>(number_array(number, device)));
   }
   if (entry.random_offsets > 0) {
     auto generator = call.generator.has_value() && call.generator->defined() ? *call.generator
@@ -112,22 +119,63 @@ void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& create
     auto* state = at::check_generator<Generator>(generator);
     std::lock_guard<std::mutex> lock(state->mutex_);
     const uint64_t first = state->take(entry.random_offsets);
-    keep.push_back(python_call("random_state", state->current_seed(), first, device));
-    arguments.push_back(keep.back().ptr());
+    out.push_back(python_call("random_state", state->current_seed(), first, device));
   }
-  PyObject* raw = PyObject_Vectorcall(entry.callable, arguments.data() + 1,
-                                      (arguments.size() - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-  if (!raw) throw py::error_already_set();
+}
+
+py::object launch(PyObject* callable, PyObject** arguments, size_t count, int device, const std::string& name,
+                  size_t created_bytes) {
+  check_room(static_cast<c10::DeviceIndex>(device), created_bytes);
+  const bool profiled = profiler::active();
+  const int64_t started = profiled ? profiler::now() : 0;
+  PyObject* raw = PyObject_Vectorcall(callable, arguments, count | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  if (!raw) {
+    py::error_already_set error;
+    throw_if_exhausted(error, static_cast<c10::DeviceIndex>(device), created_bytes);
+    throw error;
+  }
   ++launch_count;
   auto results = py::reinterpret_steal<py::object>(raw);
   TORCH_INTERNAL_ASSERT(PyTuple_CheckExact(raw));
+  if (profiled) record_launch(name, device, started, raw, created_bytes);
+  if (PyTuple_GET_SIZE(raw) == 0) return results;
+  // Every result of one program becomes ready together: one is enough to wait for. Small programs on
+  // XLA:CPU have finished by now and need no note.
+  static auto* is_ready = PyUnicode_InternFromString("is_ready");
+  PyObject* ready = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(raw, 0), is_ready);
+  if (!ready) throw py::error_already_set();
+  Py_DECREF(ready);
+  if (ready != Py_True) {
+    static auto* note = new py::object(python_function("note_launch"));
+    (*note)(py::handle(PyTuple_GET_ITEM(raw, 0)), device);
+  }
+  return results;
+}
+
+void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created) {
+  const int device = call.device < 0 ? current_device() : call.device;
+  LaunchTurn turn;
+  if (!entry.callable) entry.callable = py::object(entry.description.attr("compiled")()).release().ptr();
+  c10::SmallVector<PyObject*, 64> arguments;
+  arguments.push_back(nullptr);  // room that vectorcall may use
+  for (size_t i = 0; i < call.cells.size(); ++i) {
+    if (!entry.reads[i]) continue;
+    if (entry.donates[i]) wait_for_readers(*call.cells[i]);
+    arguments.push_back(array_of(*call.cells[i]));
+  }
+  // Scalars that are not cached by value must live until the call returns.
+  c10::SmallVector<py::object, 8> keep;
+  host_inputs(entry, call, device, keep);
+  for (auto& value : keep) arguments.push_back(value.ptr());
+  auto results = launch(entry.callable, arguments.data() + 1, arguments.size() - 1, device, entry.name,
+                        entry.created_bytes);
   Py_ssize_t next = 0;
   for (const auto& plan : entry.outputs) {
     if (plan.cell == OutputPlan::kUndefined) {
       created.emplace_back();
       continue;
     }
-    PyObject* array = PyTuple_GetItem(raw, next++);
+    PyObject* array = PyTuple_GetItem(results.ptr(), next++);
     if (!array) throw py::error_already_set();
     Py_INCREF(array);
     if (plan.cell >= 0) {
@@ -138,19 +186,7 @@ void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& create
       created.push_back(std::move(tensor));
     }
   }
-  TORCH_INTERNAL_ASSERT(next == PyTuple_GET_SIZE(raw));
-  if (next > 0) {
-    // Every result of one program becomes ready together: one is enough to wait for. Small programs on
-    // XLA:CPU have finished by now and need no note.
-    static auto* is_ready = PyUnicode_InternFromString("is_ready");
-    PyObject* ready = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(raw, 0), is_ready);
-    if (!ready) throw py::error_already_set();
-    Py_DECREF(ready);
-    if (ready != Py_True) {
-      static auto* note = new py::object(python_function("note_launch"));
-      (*note)(py::handle(PyTuple_GET_ITEM(raw, 0)), device);
-    }
-  }
+  TORCH_INTERNAL_ASSERT(next == PyTuple_GET_SIZE(results.ptr()));
 }
 
 }  // namespace systolic

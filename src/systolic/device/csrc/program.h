@@ -18,11 +18,14 @@ struct OutputPlan {
 
 // What systolic.device.build.build_entry returns for one key.
 struct Entry {
-  PyObject* callable = nullptr;
+  std::string name;                      // for profiles: the operator or the compiled graph
+  mutable PyObject* callable = nullptr;  // null while only recorded: run_entry compiles it
+  pybind11::object description;          // the Python object that this was read from
   std::vector<uint8_t> reads;    // per unique cell: is its array an input of the program?
   std::vector<uint8_t> donates;  // per unique cell: may the program overwrite the array?
   std::vector<OutputPlan> outputs;
   int random_offsets = 0;
+  size_t created_bytes = 0;  // storage of the tensors that a run creates
 };
 
 // Programs of one operator or one compiled graph, by key.
@@ -43,6 +46,14 @@ class LaunchTurn {
  private:
   static std::recursive_mutex& mutex();
 };
+
+// The inputs of a program that are no cells: offsets, numbers, the random state. Needs the GIL.
+void host_inputs(const Entry& entry, const Gather& call, int device, c10::SmallVectorImpl<pybind11::object>& out);
+
+// Call an executable; arguments[-1] is room that it may use. Returns its tuple of results. Needs the GIL.
+// `name` is for profiles; throws torch.OutOfMemoryError if `created_bytes` have no room.
+pybind11::object launch(PyObject* callable, PyObject** arguments, size_t count, int device, const std::string& name,
+                        size_t created_bytes);
 
 // Run: results that are new tensors are appended to `created` in order. Needs the GIL.
 void run_entry(const Entry& entry, Gather& call, std::vector<at::Tensor>& created);

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <pthread.h>
+
 #include <atomic>
 
 namespace systolic {
@@ -9,12 +11,19 @@ namespace {
 thread_local c10::DeviceIndex tls_device = 0;
 std::atomic<bool> initialized{false};
 std::atomic<int> cached_count{-1};
+std::atomic<bool> is_forked{false};
 }  // namespace
 
 pybind11::object python_function(const char* name) {
-  // Leaked on purpose: it must outlive static destruction.
-  static auto* runtime = new pybind11::object(pybind11::module_::import("systolic.device.runtime"));
-  return runtime->attr(name);
+  // Leaked on purpose: it must outlive static destruction. No guarded static: its guard would be held while the
+  // import gives up the GIL, and a second thread would wait for the guard with the GIL.
+  static std::atomic<PyObject*> runtime{nullptr};
+  PyObject* module = runtime.load(std::memory_order_acquire);
+  if (!module) {
+    module = pybind11::module_::import("systolic.device.runtime").release().ptr();
+    runtime.store(module, std::memory_order_release);
+  }
+  return pybind11::handle(module).attr(name);
 }
 
 void rethrow_python(pybind11::error_already_set& error) {
@@ -53,9 +62,20 @@ c10::DeviceIndex device_count() noexcept {
   return static_cast<c10::DeviceIndex>(count);
 }
 
+bool forked() { return is_forked.load(std::memory_order_relaxed); }
+
+void check_not_forked() {
+  TORCH_CHECK(!forked(), "this process was forked from one that had used the tpu device, and XLA does not survive a ",
+              "fork. Start processes with the 'spawn' method: torch.multiprocessing.set_start_method(\"spawn\") or "
+              "DataLoader(multiprocessing_context=\"spawn\"); or keep to CPU tensors in the forked process.");
+}
+
 void ensure_initialized() {
+  check_not_forked();
   if (initialized.load(std::memory_order_acquire)) return;
   pybind11::gil_scoped_acquire gil;
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
+  TORCH_CHECK(registered == 0, "pthread_atfork failed with error ", registered);
   try {
     python_call("initialize");
   } catch (pybind11::error_already_set& error) {

@@ -20,4 +20,8 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device);  // -1 keeps the curr
 c10::DeviceIndex device_count() noexcept;
 void ensure_initialized();  // imports jax and registers the operator table, once
 
+// XLA's threads do not survive a fork: a child of a process that used the device would wait for them forever.
+bool forked();
+void check_not_forked();
+
 }  // namespace systolic

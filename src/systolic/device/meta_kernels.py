@@ -1,0 +1,125 @@
+"""Shapes of the results of operators for which PyTorch has no meta kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from .outside_dynamo import never_trace
+
+
+def _like(position: int):
+    """The result has the shape and dtype of one argument."""
+    return lambda *arguments, **_: torch.empty_like(arguments[position], memory_format=torch.contiguous_format)
+
+
+def _histogram(self, bins=100, *, range=None, weight=None, density=False):
+    return self.new_empty(bins), self.new_empty(bins + 1)
+
+
+def _histogram_of_edges(self, bins, *, weight=None, density=False):
+    return self.new_empty(bins.numel() - 1), torch.empty_like(bins)
+
+
+def _check_points(self, bins) -> None:
+    if self.dim() < 2:
+        raise RuntimeError("torch.histogramdd: input tensor should have at least 2 dimensions")
+    if len(bins) != self.shape[-1]:
+        raise RuntimeError(
+            f"torch.histogramdd: expected {self.shape[-1]} sequences of bin edges for a "
+            f"{self.shape[-1]}-dimensional histogram but got {len(bins)}"
+        )
+
+
+def _histogramdd_edges(self, bins, *, range=None, weight=None, density=False):
+    _check_points(self, bins)
+    return [self.new_empty(n + 1) for n in bins]
+
+
+def _histogramdd_from_counts(self, bins, *, range=None, weight=None, density=False):
+    _check_points(self, bins)
+    return self.new_empty(bins)
+
+
+def _histogramdd_from_tensors(self, bins, *, weight=None, density=False):
+    _check_points(self, bins)
+    return self.new_empty([b.numel() - 1 for b in bins])
+
+
+def _geqrf(self):
+    if self.dim() < 2:
+        raise RuntimeError("torch.geqrf: input must have at least 2 dimensions.")
+    # LAPACK's order of storage, as the CPU returns it.
+    return torch.empty_like(self.mT, memory_format=torch.contiguous_format).mT, self.new_empty(
+        *self.shape[:-2], min(self.shape[-2:])
+    )
+
+
+KERNELS = {
+    "histogram.bin_ct": _histogram,
+    "histogram.bins_tensor": _histogram_of_edges,
+    "_histogramdd_bin_edges": _histogramdd_edges,
+    "_histogramdd_from_bin_cts": _histogramdd_from_counts,
+    "_histogramdd_from_bin_tensors": _histogramdd_from_tensors,
+    "_ctc_loss_backward": _like(1),
+    "geqrf": _geqrf,
+    "glu_jvp": _like(0),
+    "glu_backward_jvp": _like(0),
+    "_standard_gamma_grad": _like(0),
+    "multi_margin_loss_backward": _like(1),
+    "multilabel_margin_loss_backward": _like(1),
+    "fractional_max_pool3d_backward": _like(1),
+}
+
+_library = None  # the registrations live as long as this object
+
+
+def _arguments(schema):
+    return [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+
+
+def _out_forms(operator):
+    """The out= overloads of a functional operator."""
+    packet = operator.overloadpacket
+    for overload in packet.overloads():
+        other = getattr(packet, overload)
+        outs = [a.name for a in other._schema.arguments if a.is_out]
+        if outs and _arguments(other._schema) == _arguments(operator._schema):
+            yield other, outs
+
+
+def _into(function, outs: list[str]):
+    """The meta kernel of an out= form: gives each out argument the size of its result."""
+
+    def kernel(*arguments, **keywords):
+        targets = [keywords.pop(name) for name in outs]
+        results = function(*arguments, **keywords)
+        results = [results] if isinstance(results, torch.Tensor) else results
+        if len(outs) == 1 and isinstance(targets[0], (list, tuple)):
+            targets = targets[0]
+        for target, result in zip(targets, results):
+            if target.dtype != result.dtype:
+                raise RuntimeError(
+                    f"Expected out tensor to have dtype {result.dtype}, but got {target.dtype} instead"
+                )
+            target.resize_(result.shape)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return kernel
+
+
+def register_meta() -> None:
+    """Give the operators of this file their meta kernels, where PyTorch has none.  Call once."""
+    global _library
+    _library = torch.library.Library("aten", "IMPL")
+    for name, function in KERNELS.items():
+        base, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, base), overload or "default")
+        _register(operator, function)
+        for other, outs in _out_forms(operator):
+            _register(other, _into(function, outs))
+
+
+def _register(operator, function) -> None:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Meta"):
+        never_trace(function)
+        _library.impl(operator.name().removeprefix("aten::"), function, "Meta")
