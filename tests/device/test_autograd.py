@@ -19,7 +19,8 @@ FUNCTIONS = {
     "softmax": lambda a, b: (a.softmax(-1) * b).sum(),
     "views": lambda a, b: (a[1:, ::2].t().reshape(-1).sum() * b[1:3].prod()),
     "index": lambda a, b: (a[[0, 0, 2]] * b).sum() + a[a > 0].sum(),
-    "gather": lambda a, b: a.gather(1, torch.tensor([[0], [1], [1], [3]], device=a.device)).mul(b.view(4, 1)).sum(),
+    "gather": lambda a, b: (
+        a.gather(1, torch.tensor([[0], [1], [1], [3]], device=a.device)) * b.view(4, 1)).sum(),
     "where": lambda a, b: torch.where(a > b, a * 2, b * 3).sum(),
     "reductions": lambda a, b: a.max() + a.amax(0).sum() + a.std() + (b * a.mean(1)).sum() + a.norm(),
     "cat": lambda a, b: torch.cat([a, b.view(1, 4)]).cumsum(0).tanh().sum(),
@@ -27,7 +28,8 @@ FUNCTIONS = {
     "in place view": lambda a, b: _write_row(a, b).pow(2).sum(),
     "sort": lambda a, b: (a.sort(1).values * b).sum() + a.topk(2).values.sum(),
     "layer_norm": lambda a, b: nn.functional.layer_norm(a, (4,), b).pow(2).sum(),
-    "cross_entropy": lambda a, b: nn.functional.cross_entropy(a * b, torch.tensor([0, 3, 1, 2], device=a.device)),
+    "cross_entropy": lambda a, b: nn.functional.cross_entropy(
+        a * b, torch.tensor([0, 3, 1, 2], device=a.device)),
     "attention": lambda a, b: nn.functional.scaled_dot_product_attention(
         a.view(1, 1, 4, 4), a.view(1, 1, 4, 4) * b, a.view(1, 1, 4, 4), is_causal=True).pow(2).sum(),
     "conv": lambda a, b: nn.functional.conv1d(a.view(1, 4, 4), (a * b).view(4, 4, 1)).pow(2).sum(),
@@ -121,7 +123,9 @@ def test_custom_function_and_checkpoint():
     Double.apply(x).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
     x.grad = None
-    torch.utils.checkpoint.checkpoint(lambda t: nn.functional.dropout(t, 0.5).sum(), x, use_reentrant=False).backward()
+    torch.utils.checkpoint.checkpoint(
+        lambda t: nn.functional.dropout(t, 0.5).sum(), x, use_reentrant=False
+    ).backward()
     assert set(x.grad.tolist()) <= {0.0, 2.0}
 
 
@@ -139,3 +143,19 @@ def test_functional_transforms():
 def test_gradcheck_in_double_precision():
     x = torch.randn(3, 3, dtype=torch.float64, device="tpu", requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: (t @ t).tanh().sum(), x)
+
+
+def test_gradcheck_of_complex_products():
+    x = torch.randn(3, 3, dtype=torch.complex128, device="tpu", requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: torch.linalg.solve(t @ t.mH + 4 * torch.eye(3, device="tpu"), t), x)
+
+
+def test_forward_gradients_of_products_with_a_constant():
+    """The missing tangent is a tensor of zeros without memory, which `dot` gets as it is."""
+    import torch.autograd.forward_ad as forward
+
+    a, b, tangent = torch.randn(3, device="tpu"), torch.randn(3, device="tpu"), torch.randn(3, device="tpu")
+    with forward.dual_level():
+        dual = forward.make_dual(a, tangent)
+        for result in (torch.dot(dual, b), torch.dot(b, dual), torch.matmul(b, dual)):
+            torch.testing.assert_close(forward.unpack_dual(result).tangent.cpu(), tangent.cpu() @ b.cpu())

@@ -6,8 +6,8 @@ import torch
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
-    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
 ]  # fmt: skip
 
 
@@ -30,15 +30,24 @@ def test_conversion_between_dtypes(source):
     device = host.tpu()
     for target in NUMBERS:
         want = host.to(target)
-        for got in (device.to(target), torch.empty(4, dtype=target, device="tpu").copy_(device), host.to("tpu", target),
-                    device.to("cpu", target)):  # fmt: skip
+        copies = [device.to(target), host.to("tpu", target), device.to("cpu", target)]
+        copies.append(torch.empty(4, dtype=target, device="tpu").copy_(device))
+        for got in copies:
             assert got.dtype == target
             assert torch.equal(got.cpu().to(torch.complex128), want.to(torch.complex128)), (source, target)
 
 
 def test_conversion_of_fractions_and_negatives():
     host = torch.tensor([-2.7, -0.5, 0.5, 1.5, 2.5, 100.9])
-    for target in (torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.float64):
+    for target in (
+        torch.int8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+    ):
         assert torch.equal(host.tpu().to(target).cpu(), host.to(target))
     wrapped = torch.tensor([-1, 300, 2**33 + 5])
     for target in (torch.uint8, torch.int8, torch.int16, torch.int32):
@@ -143,7 +152,15 @@ def test_zero_dimensional_cpu_tensors_work_beside_tpu_tensors():
 
 
 def test_python_numbers_promote_as_on_the_cpu():
-    for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64):
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+    ):
         host = torch.ones(2, dtype=dtype)
         for number in (True, 3, 2.5, 1j):
             if dtype == torch.float16 and number == 1j:

@@ -48,7 +48,11 @@ CASES = {
     "bincount minlength": (lambda t: torch.bincount(t, minlength=9), NUMBERS),
     "bincount of nothing": (torch.bincount, torch.empty(0, dtype=torch.int64)),
     "repeat_interleave": (torch.repeat_interleave, NUMBERS),
-    "repeat_interleave rows": (lambda x, r: torch.repeat_interleave(x, r, dim=0), VALUES, torch.tensor([2, 0, 1])),
+    "repeat_interleave rows": (
+        lambda x, r: torch.repeat_interleave(x, r, dim=0),
+        VALUES,
+        torch.tensor([2, 0, 1]),
+    ),
     "equal": (torch.equal, VALUES, VALUES),
     "equal not": (torch.equal, VALUES, VALUES + 1),
     "equal shape": (torch.equal, VALUES, VALUES[0]),

@@ -65,7 +65,7 @@ def test_mixed_devices(call):
     (lambda: torch.arange(3, device="tpu").mean(), RuntimeError, "dtype"),
     (lambda: tpu(2).long().add_(1.5), RuntimeError, "can't be cast"),
     (lambda: torch.ones(-1, device="tpu"), RuntimeError, "negative dimension"),
-    (lambda: torch.add(tpu(2), 1, out=torch.empty(2, dtype=torch.int64, device="tpu")), RuntimeError, "can't be cast"),
+    (lambda: torch.add(tpu(2), 1, out=tpu(2).long()), RuntimeError, "can't be cast"),
     (lambda: torch.empty(2, device="tpu", layout=torch.sparse_coo), NotImplementedError, "Sparse"),
     (lambda: torch.full((2,), 1, device="tpu").expand(3), RuntimeError, "must match the existing size"),
     (lambda: tpu(1).backward(), RuntimeError, "does not require grad"),
@@ -79,6 +79,46 @@ def test_types_and_words_are_those_of_pytorch(call, kind, words):
 def test_unsupported_dtype_lists_the_supported_ones(dtype):
     with pytest.raises(TypeError, match="float32.*bool"):
         torch.empty(2, dtype=dtype, device="tpu")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: torch.ones(3, dtype=torch.bool, device=d).mul_(2),
+        lambda d: torch.ones(3, dtype=torch.int32, device=d).mul_(2.5),
+        lambda d: torch.ones(3, dtype=torch.int32, device=d).add_(torch.ones(3, device=d)),
+        lambda d: torch.ones(3, dtype=torch.int64, device=d).div_(2),
+        lambda d: torch.ones(3, device=d).mul_(1j),
+        lambda d: torch.add(
+            torch.ones(3, device=d), 1, out=torch.empty(3, dtype=torch.int32, device=d)
+        ),
+        lambda d: torch.ones(3, dtype=torch.complex64, device=d) > 2,
+        lambda d: torch.ones(3, dtype=torch.complex64, device=d).amax(0),
+        lambda d: torch.ones(3, dtype=torch.complex64, device=d).sort(),
+        lambda d: torch.ones(3, dtype=torch.complex64, device=d).clamp(0, 1),
+        lambda d: torch.ones(3, dtype=torch.complex64, device=d).floor(),
+    ],
+)
+def test_dtypes_that_the_cpu_refuses(call):
+    with pytest.raises(Exception) as want:
+        call("cpu")
+    with pytest.raises(want.type) as got:
+        call("tpu")
+    assert str(got.value).splitlines()[0] == str(want.value).splitlines()[0]
+
+
+def test_writes_to_expanded_memory():
+    """Filling is well defined; writes by mask or index, which the CPU warns about, are refused."""
+    for t in (torch.zeros(2, 1), tpu(2, 1)):
+        t.expand(2, 3).fill_(3)
+        assert t.tolist() == [[3.0], [3.0]]
+        t.expand(2, 3).zero_()
+        assert t.tolist() == [[0.0], [0.0]]
+    t = tpu(2, 1).expand(2, 3)
+    for write in (lambda: t.add_(1), lambda: t.masked_fill_(t > 0, 2), lambda: t.copy_(tpu(2, 3)),
+                  lambda: t.index_fill_(0, torch.tensor([0], device="tpu"), 2)):  # fmt: skip
+        with pytest.raises(RuntimeError, match="single memory location"):
+            write()
 
 
 def test_errors_leave_tensors_usable():

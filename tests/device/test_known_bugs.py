@@ -39,7 +39,9 @@ def test_scatter_reads_a_transposed_source_in_logical_order():
         for device in ("cpu", "tpu"):
             target = torch.zeros(1, 2, device=device)
             if reduce:
-                results.append(target.scatter_add_(0, index.to(device), source.to(device).t().contiguous().t()))
+                results.append(
+                    target.scatter_add_(0, index.to(device), source.to(device).t().contiguous().t())
+                )
             else:
                 results.append(target.scatter_(0, index[:1].to(device), source.to(device)))
         assert torch.equal(results[1].cpu(), results[0])

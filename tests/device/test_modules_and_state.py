@@ -41,7 +41,10 @@ LAYERS = {
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3)),
     "MaxPool2d": (lambda: nn.MaxPool2d(2), (1, 2, 4, 4)),
     "MultiheadAttention": (lambda: _Attend(), (2, 5, 8)),
-    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)),
+    "TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        (2, 5, 8),
+    ),
     "LSTM": (lambda: _First(nn.LSTM(4, 6, num_layers=2, bidirectional=True)), (5, 2, 4)),
     "GRU": (lambda: _First(nn.GRU(4, 6, batch_first=True)), (5, 2, 4)),
     "RNN": (lambda: _First(nn.RNN(4, 6)), (5, 2, 4)),
@@ -165,3 +168,12 @@ def test_optimizer_state_round_trip():
     fresh.load_state_dict(state)
     moment = fresh.state[next(iter(model.parameters()))]["exp_avg"]
     assert moment.device.type == "tpu" and moment.abs().sum().item() > 0
+
+
+def test_lazy_modules_move_before_their_first_input():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyConvTranspose2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+    model.to("tpu")
+    assert isinstance(model[0].weight, nn.parameter.UninitializedParameter)
+    assert model(torch.ones(1, 2, 5, 5, device="tpu")).shape == (1, 2)
+    assert model[0].weight.shape == (2, 4, 3, 3) and {p.device.type for p in model.parameters()} == {"tpu"}

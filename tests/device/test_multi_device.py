@@ -100,4 +100,8 @@ for i in (0, 2):
     x = torch.arange(4.0, device=f"tpu:{i}").view(2, 2)
     out = f(x, x)
     assert out.device.index == i and out.tolist() == [8.0, 14.0], out
+made = torch.compile(lambda: torch.arange(3, device="tpu:2") + 1, fullgraph=True)()
+assert made.device.index == 2 and made.tolist() == [1, 2, 3]
+across = torch.compile(lambda x: (x * 2).to("tpu:1") + 1, fullgraph=True)(torch.ones(2, device="tpu:3"))
+assert across.device.index == 1 and across.tolist() == [3.0, 3.0]
 """)

@@ -116,7 +116,9 @@ def test_distributions_have_the_right_moments():
     i = torch.randint(-3, 5, (n,), device="tpu")
     assert set(i.unique().tolist()) == set(range(-3, 5))
     assert sorted(torch.randperm(100, device="tpu").tolist()) == list(range(100))
-    counts = torch.multinomial(torch.tensor([1.0, 0.0, 3.0], device="tpu"), n, replacement=True).bincount(minlength=3)
+    counts = torch.multinomial(torch.tensor([1.0, 0.0, 3.0], device="tpu"), n, replacement=True).bincount(
+        minlength=3
+    )
     assert counts[1].item() == 0 and abs(counts[2].item() / n - 0.75) < bound
 
 

@@ -15,7 +15,9 @@ def saved(value):
     return buffer
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str
+)
 def test_save_and_load_on_the_device(dtype):
     host = torch.arange(6).view(2, 3).to(dtype)
     back = torch.load(saved(host.tpu()))
@@ -23,8 +25,15 @@ def test_save_and_load_on_the_device(dtype):
     assert torch.equal(back.cpu(), host)
 
 
-@pytest.mark.parametrize("target", ["cpu", torch.device("cpu"), {"tpu:0": "cpu"}, lambda storage, where: storage],
-                         ids=["name", "device", "mapping", "function"])  # fmt: skip
+HOST = {
+    "name": "cpu",
+    "device": torch.device("cpu"),
+    "mapping": {"tpu:0": "cpu"},
+    "function": lambda storage, where: storage,
+}
+
+
+@pytest.mark.parametrize("target", HOST.values(), ids=HOST)
 def test_load_to_the_host(target):
     back = torch.load(saved(torch.arange(4, device="tpu")), map_location=target)
     assert back.device.type == "cpu" and back.tolist() == [0, 1, 2, 3]

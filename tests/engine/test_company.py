@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import parity
 import pytest
 import switches
@@ -22,7 +24,7 @@ CLEAR_JOB = parity.Job(PROBES, {**SAMPLING, "logprobs": 2}, together=False)
 PREEMPTED = {**switches.PLAIN, "pool": "tight", "scheduling": "async", "chunk": 64}
 STOPPED = {**switches.PLAIN, "caching": True, "scheduling": "async"}
 QUESTIONS = parity.Job(["Question: how many?\nQ:", "Once upon a time there was a\nQ:"], SAMPLING)
-LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+LETTERS = list(string.ascii_letters)
 STOPPED_QUESTIONS = parity.Job(QUESTIONS.prompts, {**SAMPLING, "stop": ["\nQ:", *LETTERS]})
 
 # Programs of the model and of the sampler.
@@ -102,11 +104,15 @@ def test_switches_do_not_change_answers(combination, plain, results):
     _check(combination, plain, results[switches.label(combination)])
 
 
-def test_eager_compiles_nothing_ahead(results):
+def check_eager_start(result: parity.EngineResult) -> None:
     """With --enforce-eager the start makes no program of the model or the sampler, only those that loading needs."""
-    made = results["eager start"].warm_up
+    made = result.warm_up
     assert not AHEAD & set(made), f"--enforce-eager compiled {sorted(AHEAD & set(made))} ahead"
     assert len(made) < 40, f"too many programs for loading alone: {sorted(made)}"
+
+
+def test_eager_compiles_nothing_ahead(results):
+    check_eager_start(results["eager start"])
     for combination in switches.pairwise():
         if combination["execution"] == "eager":  # their answers are compared above
             late = results[switches.label(combination)].late

@@ -63,6 +63,7 @@ def sampled(names: str) -> list[Call]:
     return kept
 
 
+@pytest.mark.long  # the default tests run such samples through the device: tests/conformance
 @pytest.mark.parametrize("family", FAMILIES)
 def test_opinfo_samples(family):
     calls = sampled(FAMILIES[family])

@@ -50,6 +50,7 @@ def sampled(opinfo) -> dict[torch.dtype, list[Call]]:
     return calls
 
 
+@pytest.mark.long  # the default tests run such samples through the device: tests/conformance
 @pytest.mark.parametrize("opinfo", opinfos_for(MODULES), ids=lambda o: o.full_name)
 def test_opinfo_samples(opinfo):
     calls = sampled(opinfo)
