@@ -7,7 +7,7 @@ MODEL ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long setup setup-tests bench clean interpreter
+.PHONY: help serve test test-long conformance setup setup-tests bench clean interpreter
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -21,6 +21,9 @@ test: setup-tests ## Run the tests
 
 test-long: setup-tests ## Run the tests that take minutes
 	@$(VENV)/bin/python -m pytest -m long $(ARGS)
+
+conformance: setup-tests ## Run PyTorch's own operator tests on the device and write docs/support/operators.md
+	@$(VENV)/bin/python tests/conformance/sweep.py $(ARGS)
 
 setup: interpreter ## Set up the virtual environment
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)
