@@ -2,6 +2,7 @@
 
 * :mod:`.backend` - the Dynamo backend ``"tpu"``, also the default for ``tpu`` tensors
 * :mod:`.interpreter` - a graph of ATen operators run through the operator table
+* :mod:`.repeats` - equal layers in a graph; :mod:`.stages` - a deep program as launches of one compiled layer
 * :mod:`.executables` - compiling, counting, forbidding; the one door to XLA's compiler
 * :mod:`.explain` - graph breaks, programs and their cost, for a function
 * :mod:`.store` - programs on disk; :mod:`.stored` - their folder as a whole (`systolic cache`)

@@ -108,10 +108,19 @@ class CompiledGraph:
     """One traced graph and its executables.
 
     ``call(args)`` takes the flat list of graph inputs (tensors and sizes) and returns the flat outputs.
-    With ``alias`` an output that views an input shares its storage; without, it is a copy.
+    With ``alias`` an output that views an input shares its storage; without, it is a copy.  With ``apart`` equal
+    layers are compiled once and launched one by one (:mod:`.stages`).
     """
 
-    def __init__(self, gm: GraphModule, name: str | None = None, alias: bool = False, share_results: bool = False):
+    def __init__(
+        self,
+        gm: GraphModule,
+        name: str | None = None,
+        alias: bool = False,
+        share_results: bool = False,
+        apart: bool = True,
+    ):
+        self.apart = apart
         self.name = name or f"graph{next(_numbers)}"
         self.module = gm
         self.graph = gm.graph
@@ -169,8 +178,8 @@ class CompiledGraph:
         return node.target.namespace == "aten" and record is not None and record.rng
 
     def _digest(self) -> str:
-        """Identity of the traced computation: its text and the bytes of its constants."""
-        digest = hashlib.sha256()
+        """Identity of the traced computation: its text, which results are written where, the bytes of its constants."""
+        digest = hashlib.sha256(f"{len(self.results)} results|writes {list(self.mutations)}\n".encode())
         with unset_fake_temporarily():  # constants are real tensors, also while others are traced
             for node in self.graph.nodes:
                 digest.update(f"{node.name}|{node.op}|{node.target}|{node.args}|{node.kwargs}\n".encode())
@@ -233,9 +242,9 @@ class CompiledGraph:
     def _build(self, descriptions, index: int, key: bytes) -> Entry:
         inputs = Inputs()
         values = [parse(d, inputs) for d in descriptions]
-        identity = (self.digest, describe(values))
+        identity = ("graph", self.digest, describe(values))
         compiled, (outputs, donates, offsets) = executables.build(
-            f"{self.name}{self._label(values)}", identity, lambda: self._make(values, inputs), index
+            f"{self.name}{self._label(values)}", identity, lambda: self._make(values, inputs), index, self.apart
         )
         return Entry(self.name, compiled, inputs.reads(), donates, outputs, offsets)
 

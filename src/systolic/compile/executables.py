@@ -15,10 +15,11 @@ import pickle
 import threading
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 
 from ..device import client
-from . import store
+from . import stages, store
 
 log = logging.getLogger("systolic.compile")
 
@@ -98,12 +99,16 @@ def recording():
         _recordings.remove(programs)
 
 
-def _cost(name, lowered) -> dict:
+def _cost(name, lowered, wiring) -> dict[str, float]:
+    """XLA's estimate for one run of all parts of a program, by figure; empty where nobody asks."""
+    total: Counter = Counter()
     try:
-        return (_recordings and lowered.cost_analysis()) or {}
+        costs = [part.cost_analysis() or {} for part in lowered] if _recordings else []
+        for stage in (run[0] for run in wiring.runs) if wiring and costs else range(len(costs)):
+            total.update(costs[stage])
     except Exception as error:  # an estimate that a backend may not give
         log.debug("no cost estimate for %s: %s", name, error)
-        return {}
+    return total
 
 
 def _record(built: Built) -> None:
@@ -111,17 +116,18 @@ def _record(built: Built) -> None:
         programs.append(built)
 
 
-def build(name: str, identity, make, index: int):
+def build(name: str, identity, make, index: int, apart: bool = False):
     """An executable for device ``index`` and the plan that goes with it.
 
-    ``identity`` is any object whose ``repr`` says, together with versions and flags, what the program
-    is; None keeps it out of the disk cache.  ``make()`` returns ``(function, input_specs,
+    ``name`` is for people.  ``identity`` is any object whose ``repr`` says, together with versions and flags, what
+    the program is; None keeps it out of the disk cache.  ``make()`` returns ``(function, input_specs,
     donated_positions, plan)`` and is only called when no stored program fits.  The function takes
-    positional arrays and returns a tuple.
+    positional arrays and returns a tuple.  With ``apart``, equal layers of a deep program are compiled once
+    (:mod:`.stages`).
     """
     key = None
     if identity is not None:
-        text = f"{client.fingerprint()}|{index}|{name}|{identity!r}"
+        text = f"{client.fingerprint()}|{index}|{apart}|{identity!r}"
         key = hashlib.sha256(text.encode()).hexdigest()
         started = time.perf_counter()
         found = _load(key, index)
@@ -130,15 +136,15 @@ def build(name: str, identity, make, index: int):
             seconds = time.perf_counter() - started
             statistics.load_seconds += seconds
             log.debug("loaded %s in %.0f ms", name, seconds * 1e3)
-            compiled, plan, size = found
+            program, plan, size = found
             _record(Built(name, True, 0.0, seconds, None, None, size))
-            return _entry_point(compiled), plan
+            return program.entry_point(), plan
     reason = getattr(_forbidden, "reason", None)
     if reason:
         raise CompilationForbidden(f"{name} would be compiled now, but {reason}")
     started = time.perf_counter()
     function, specs, donated, plan = make()
-    compiled, cost, trace_seconds, compile_seconds = _compile(name, function, specs, donated, index)
+    program, cost, trace_seconds, compile_seconds = _compile(name, function, specs, donated, index, apart)
     with _lock:
         statistics.compilations += 1
         statistics.compile_seconds += compile_seconds
@@ -146,9 +152,22 @@ def build(name: str, identity, make, index: int):
     log.debug("compiled %s in %.0f ms (traced in %.0f ms)", name, compile_seconds * 1e3, trace_seconds * 1e3)
     for observer in _observers:
         observer(name, time.perf_counter() - started)
-    size = None if key is None else _save(key, compiled, plan, name)
+    size = None if key is None else _save(key, program, plan, name)
     _record(Built(name, False, trace_seconds, compile_seconds, cost.get("flops"), cost.get("bytes accessed"), size))
-    return _entry_point(compiled), plan
+    return program.entry_point(), plan
+
+
+@dataclass
+class Program:
+    """A compiled program: one executable, or several with the wiring between them (:mod:`.stages`)."""
+
+    executables: list
+    wiring: stages.Wiring | None
+
+    def entry_point(self):
+        """The program as a callable."""
+        calls = [_entry_point(compiled) for compiled in self.executables]
+        return calls[0] if self.wiring is None else stages.Chain(self.wiring, calls)
 
 
 def _entry_point(compiled):
@@ -156,18 +175,27 @@ def _entry_point(compiled):
     return compiled._executable.create_cpp_call(compiled._params) or compiled
 
 
-def _compile(name, function, specs, donated, index):
+def _compile(name, function, specs, donated, index, apart: bool):
+    """(program, estimated cost, seconds of tracing, seconds of compiling)."""
     import jax
 
     started = time.perf_counter()
     sharding = client.sharding(index)
-    inputs = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in specs]
+
+    def trace(function, specs, donated):
+        inputs = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in specs]
+        return jax.jit(function, donate_argnums=tuple(donated), out_shardings=sharding).trace(*inputs)
+
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        lowered = jax.jit(function, donate_argnums=tuple(donated), out_shardings=sharding).lower(*inputs)
-        traced = time.perf_counter()
-        compiled = lowered.compile()
-    return compiled, _cost(name, lowered), traced - started, time.perf_counter() - traced
+        traced = trace(function, specs, donated)
+        parts, wiring = (apart and stages.split(traced.jaxpr, donated)) or (None, None)
+        all_traced = [traced] if parts is None else [trace(p.function, p.specs, p.donated) for p in parts]
+        lowered = [t.lower() for t in all_traced]
+        traced_at = time.perf_counter()
+        program = Program([part.compile() for part in lowered], wiring)
+    seconds = time.perf_counter() - traced_at
+    return program, _cost(name, lowered, wiring), traced_at - started, seconds
 
 
 def _load(key, index):
@@ -183,11 +211,10 @@ def _load(key, index):
     try:
         from jax.experimental import serialize_executable
 
-        executable, in_tree, out_tree, plan = pickle.loads(payload)
-        compiled = serialize_executable.deserialize_and_load(
-            executable, in_tree, out_tree, execution_devices=[client.devices()[index]]
-        )
-        return compiled, plan, len(payload)
+        parts, wiring, plan = pickle.loads(payload)
+        devices = [client.devices()[index]]
+        loaded = [serialize_executable.deserialize_and_load(*part, execution_devices=devices) for part in parts]
+        return Program(loaded, wiring), plan, len(payload)
     except Exception as error:  # a torn or foreign file: never fatal, the program is compiled again
         log.warning("stored program %s cannot be used (%s); compiling it again", key[:12], error)
         store.discard(key)
@@ -202,15 +229,15 @@ def _set_up_lapack() -> None:
     lapack._lapack.initialize()
 
 
-def _save(key, compiled, plan, name: str) -> int | None:
+def _save(key, program: Program, plan, name: str) -> int | None:
     """Store a program; returns its size in bytes."""
     if not store.enabled():
         return None
     from jax.experimental import serialize_executable
 
     try:
-        executable, in_tree, out_tree = serialize_executable.serialize(compiled)
-        payload = pickle.dumps((executable, in_tree, out_tree, plan))
+        parts = [serialize_executable.serialize(compiled) for compiled in program.executables]
+        payload = pickle.dumps((parts, program.wiring, plan))
         store.write(key, payload, name)
         return len(payload)
     except Exception as error:

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from ..ops import registry
 from ..ops.numerics import jdtype
 from .repeats import Repeats
+from .stages import LAYER
 
 # Custom operators: name -> function(arguments by schema name) -> JAX result(s).
 _custom: dict[str, Any] = {}
@@ -136,6 +137,7 @@ def _body(group, sizes: Sizes):
             values[node] = _call(node, values, sizes, None)
         return tuple(values[node] for node in group.outputs)
 
+    body.__name__ = LAYER
     return jax.jit(body)
 
 

@@ -26,7 +26,7 @@ def trace(function, examples: list, dynamic: dict[int, dict[int, int]], name: st
 
     In-place writes to the arguments become donated updates of their storage.
     """
-    from ..device import _C
+    from ..device import _C, client
     from ..device.decomposed import graph_table
 
     _C.ensure_initialized()
@@ -50,7 +50,8 @@ def trace(function, examples: list, dynamic: dict[int, dict[int, int]], name: st
         functional = torch.func.functionalize(flat, remove="mutations")
         graph = make_fx(functional, decomposition_table=graph_table(), _allow_non_fake_inputs=True)(*fakes)
     graph.graph.eliminate_dead_code()
-    return CompiledGraph(graph, name)
+    # Engines prepare a step while the last one runs, which many launches would prevent on XLA:CPU.
+    return CompiledGraph(graph, name, apart=not client.is_cpu())
 
 
 def _source(position: int):

@@ -107,11 +107,12 @@ def build_operator(name: str, overload: str, descriptions, index: int, key: byte
     if resizes:
         return resizes
     short = name.removeprefix("aten::")
+    label = f"aten.{short}.{overload or 'default'}"
     identity = (
+        label,
         [(k, describe(v)) for k, v in values.items()],
         [r if r is None else (tuple(r.shape), r.stride(), r.dtype) for r in results],
     )
-    label = f"aten.{short}.{overload or 'default'}"
 
     def make():
         return _make(short, overload, op, schema, values, results, written, outs, inputs)

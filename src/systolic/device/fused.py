@@ -67,7 +67,7 @@ def build_group(nodes, live, arrays, donated, index: int):
 
     specs = [(array.shape, array.dtype) for array in arrays]
     positions = [position for position, flag in enumerate(donated) if flag]
-    identity = ([(n[0].recipe.label, repr(n[0].recipe.identity), n[1]) for n in nodes], live, specs, positions)
+    identity = ("fused", [(repr(n[0].recipe.identity), n[1]) for n in nodes], live, specs, positions)
     try:
         return executables.build("fused", identity, lambda: (function, specs, positions, None), index)[0]
     except (NotImplementedError, RuntimeError) as error:
