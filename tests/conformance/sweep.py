@@ -20,8 +20,10 @@ from pathlib import Path
 
 import report
 from cases import DATABASES, MODES, Case, all_cases, entries, sample
-from pool import outcomes
-from worker import Outcome
+from worker import Outcome, lost
+from worker import run as run_case
+
+from systolic.workers import outcomes
 
 JOURNAL = Path("build") / "conformance.jsonl"
 
@@ -62,7 +64,7 @@ def run(options: argparse.Namespace) -> list[Outcome]:
     options.journal.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with options.journal.open("a" if resume else "w") as journal:
-        for number, outcome in enumerate(outcomes(left, options.jobs, options.limit), 1):
+        for number, outcome in enumerate(outcomes(left, run_case, lost, options.jobs, options.limit), 1):
             results.append(outcome)
             journal.write(json.dumps(asdict(outcome)) + "\n")
             journal.flush()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import warnings
 from dataclasses import dataclass, field
 
 import torch
 from cases import Case
+
+from systolic.workers import TooSlow, time_limit
 
 STATES = ("passed", "fallback", "failed")
 
@@ -24,23 +25,18 @@ class Outcome:
     seconds: float = 0.0
 
 
-class TooSlow(BaseException):
-    """A case did not end in its time.  No Exception: PyTorch catches those in places."""
+def lost(case: Case, reason: str) -> Outcome:
+    """The outcome of a case whose process hung or crashed."""
+    return Outcome(case, "failed", reason)
 
 
 def run(case: Case, limit: float, thorough: bool = True) -> Outcome:
     """Run a case for at most ``limit`` seconds; without ``thorough`` on half the samples."""
     started = time.perf_counter()
     before = torch.tpu.fallbacks()
-
-    def expire(*_):
-        raise TooSlow
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, limit)
     try:
         torch.manual_seed(case.number % 2**32)
-        with warnings.catch_warnings():
+        with time_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _checks(case, thorough)
         state, reason = "passed", ""
@@ -51,8 +47,6 @@ def run(case: Case, limit: float, thorough: bool = True) -> Outcome:
         name = "" if type(error).__name__ == "Mismatch" else f"{type(error).__name__}: "
         state, reason = "failed", (name + (lines[0] if lines else ""))[:300]
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
         if case.mode == "compiled":
             torch._dynamo.reset()
     after = torch.tpu.fallbacks()

@@ -1,0 +1,118 @@
+"""The report of a sweep: architectures.json and architectures.md, both written from the records alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from . import criterion
+from .checks import ATTEMPTED, CHECKS, NEW_TOKENS, NOT_INSTANTIATED, REFERENCE_FAILS, Record
+
+CRITERION = (
+    f"Same structure, shapes and dtypes as CPU PyTorch in float32, finite in the same places, and every difference within "
+    f"rtol {criterion.RTOL:g} / atol {criterion.ATOL:g} for all floating-point results, eager and compiled; integer results "
+    f"equal. Greedy generation of {NEW_TOKENS} tokens with the class's own cache: the same tokens, or, where one differs, "
+    f"the reference's two best logits closer than {criterion.TOP2_GAP:g} (the gap is then given). One backward step: each "
+    f"gradient within {criterion.GRADIENT_RTOL:g} of its largest element."
+)
+
+
+def summary(records: list[Record]) -> dict:
+    """Counts: all architectures, those attempted, ran, matched, by check as well."""
+    attempted = [r for r in records if r.state == ATTEMPTED]
+    counts = {
+        "architectures": len(records),
+        "attempted": len(attempted),
+        "ran": sum(r.ran for r in attempted),
+        "matched": sum(r.matched for r in attempted),
+        "compiled_whole": sum(r.compiled.get("breaks") == 0 and r.compiled.get("graphs") == 1 for r in attempted),
+        "with_cpu_fallbacks": sum(bool(r.fallbacks) for r in attempted),
+        "not_instantiated": sum(r.state == NOT_INSTANTIATED for r in records),
+        "reference_fails": sum(r.state == REFERENCE_FAILS for r in records),
+        "seconds": round(sum(r.seconds for r in records)),
+    }
+    for check in CHECKS:
+        entries = [e for r in attempted if "not_applicable" not in (e := getattr(r, check))]
+        counts[check] = {
+            "attempted": len(entries),
+            "ran": sum(e.get("ran", False) for e in entries),
+            "matched": sum(e.get("matched", False) for e in entries),
+        }
+    return counts
+
+
+def write(records: list[Record], folder: Path) -> tuple[Path, Path]:
+    """Write both files into ``folder`` and return their paths."""
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    records = sorted(records, key=lambda r: r.model_type)
+    counts = summary(records)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    document = {
+        "summary": counts,
+        "criterion": CRITERION,
+        "versions": versions,
+        "architectures": [asdict(r) | {"ran": r.ran, "matched": r.matched} for r in records],
+    }
+    paths = folder / "architectures.json", folder / "architectures.md"
+    paths[0].write_text(json.dumps(document, indent=1) + "\n")
+    paths[1].write_text(_markdown(counts, versions, records))
+    return paths
+
+
+def table(counts: dict) -> str:
+    """The summary as a Markdown table."""
+    lines = ["| | attempted | ran | matched |", "| --- | --- | --- | --- |"]
+    for name, c in [("architectures", counts), *((n, counts[n]) for n in CHECKS)]:
+        share = [f"{c[s]} ({100 * c[s] / max(1, c['attempted']):.1f}%)" for s in ("ran", "matched")]
+        lines.append(f"| {name} | {c['attempted']} | {' | '.join(share)} |")
+    return "\n".join(lines)
+
+
+def _markdown(counts: dict, versions: dict, records: list[Record]) -> str:
+    attempted = [r for r in records if r.state == ATTEMPTED]
+    lines = [
+        "# Architectures", "",
+        f"Written by `systolic zoo`: the architectures of transformers {versions['transformers']}, shrunken and with random",
+        f"weights, on the `tpu` device (here XLA on the CPU) against CPU PyTorch {versions['torch']} in float32. An architecture",
+        "is a model type with its most telling head. It ran when all its checks ended without an error, and matched when all",
+        "gave the reference's results.", "",
+        CRITERION, "", table(counts), "",
+        f"{counts['compiled_whole']} of {counts['attempted']} compile whole, as one graph; {counts['with_cpu_fallbacks']} need an",
+        f"operator that runs on the CPU. The checks took {counts['seconds'] / 60:.0f} minutes one after the other.", "",
+        "## Failures", "", "| model type | class | cause |", "| --- | --- | --- |",
+    ]  # fmt: skip
+    lines += [f"| {r.model_type} | {r.class_name} | {_cell(r.cause)} |" for r in attempted if not r.matched]
+    lines += ["", "## Attempted", "", "Breaks are graph breaks; the difference is the largest of eager and compiled.", "",
+              "| model type | class | task | eager | compiled | breaks | generate | backward | difference | CPU fallbacks |",
+              "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines += [_row(r) for r in attempted]
+    for state in (NOT_INSTANTIATED, REFERENCE_FAILS):
+        lines += ["", f"## {state.capitalize()}", "", "| model type | class | reason |", "| --- | --- | --- |"]
+        lines += [f"| {r.model_type} | {r.class_name} | {_cell(r.cause)} |" for r in records if r.state == state]
+    return "\n".join(lines) + "\n"
+
+
+def _row(r: Record) -> str:
+    marks = [_mark(getattr(r, n)) for n in CHECKS]
+    differences = [e["difference"] for e in (r.eager, r.compiled) if "difference" in e]
+    largest = f"{max(differences):.1e}" if differences else ""
+    eager, compiled, generate, backward = marks
+    cells = (r.model_type, r.class_name, r.task, eager, compiled, str(r.compiled.get("breaks", "")), generate, backward,
+             largest, ", ".join(f"{n} ({c})" for n, c in r.fallbacks.items()))  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _mark(entry: dict) -> str:
+    if "top2_gap" in entry:
+        return f"✓ (gap {entry['top2_gap']:.1e})"
+    if not entry or "not_applicable" in entry:
+        return "—"
+    return "✓" if entry["matched"] else "≠" if entry["ran"] else "✗"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,106 @@
+"""A small config of a model type, by the tables of :mod:`systolic.zoo.rules`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from . import rules
+
+# At most so many layers, one of each kind, where a config lists the kinds of its layers.
+MOST_LAYERS = 4
+DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers", "decoder_layers")
+
+
+class Shrinker:
+    """Shrinks one config with its parts; special tokens get the same number in all of them."""
+
+    def __init__(self) -> None:
+        self.special: dict[str, int] = {}
+
+    def config(self, cls, given: dict[str, Any] | None = None):
+        """A small instance of a config class; ``given`` values win.  Raises what the class raises."""
+        family = dict(rules.FAMILIES.get(cls.model_type, {})) | (given or {})
+        default = cls(**{k: v for k, v in family.items() if k in _NEEDED_EARLY})
+        values = dict(self._layers(default))
+        for name, value in vars(default).items():
+            if name in family or name in values or name.startswith("_"):
+                continue
+            if _is_config(value):
+                values[name] = self.config(type(value))
+            else:
+                small = self._small(name, value)
+                if small is not value:
+                    values[name] = small
+        fields = getattr(cls, "__dataclass_fields__", {})
+        values = {k: v for k, v in values.items() if k in fields or k in cls.sub_configs} | {
+            k: self._part(default, k, v) for k, v in family.items()
+        }
+        return cls(**values)
+
+    def _part(self, default, name: str, value):
+        """A value of the family's table; a dict for a sub-config holds that part's own exceptions."""
+        part = vars(default).get(name)
+        if isinstance(value, dict) and _is_config(part):
+            return self.config(type(part), value)
+        if isinstance(value, dict) and "model_type" in value:
+            from transformers import CONFIG_MAPPING
+
+            return self.config(CONFIG_MAPPING[value["model_type"]], {k: v for k, v in value.items() if k != "model_type"})
+        return value
+
+    def _layers(self, default) -> dict[str, Any]:
+        """Depth and the lists with an entry a layer, cut down to one layer of each kind and at least two."""
+        depth = next((n for n in DEPTH_NAMES if isinstance(vars(default).get(n), int)), None)
+        count = vars(default)[depth] if depth else 0
+        lists = {
+            n: list(v) for n, v in vars(default).items()
+            if isinstance(v, (list, tuple)) and len(v) == count and count > 2 and all(isinstance(i, str) for i in v)
+        }  # fmt: skip
+        if not lists:
+            return {}
+        kinds = list(zip(*lists.values()))
+        first = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]][:MOST_LAYERS]
+        chosen = sorted((first + [i for i in range(count) if i not in first])[: max(2, len(first))])
+        return {depth: len(chosen)} | {n: [v[i] for i in chosen] for n, v in lists.items()}
+
+    def _small(self, name: str, value):
+        for pattern, fixed in rules.ALWAYS:
+            if re.fullmatch(pattern, name) and not isinstance(value, (list, dict)) and (value is None) <= (fixed is None):
+                return fixed
+        if isinstance(value, bool):
+            return value
+        if re.fullmatch(rules.SPECIAL, name):
+            return self._token(name, value)
+        if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
+            if re.fullmatch(rules.WIDTHS, name):
+                return [v * rules.SMALLEST_WIDTH // min(value) for v in value]
+            return [_cap(name, v) for v in value]
+        return _cap(name, value) if isinstance(value, int) else value
+
+    def _token(self, name: str, value):
+        if not isinstance(value, int) or value < rules.FIRST_SPECIAL:
+            return value
+        name = name.replace("_index", "_id")
+        return self.special.setdefault(name, rules.FIRST_SPECIAL + len(self.special))
+
+
+_NEEDED_EARLY: tuple[str, ...] = ()
+
+
+def _cap(name: str, value: int) -> int:
+    for pattern, largest in rules.CAPS:
+        if re.fullmatch(pattern, name):
+            return min(value, largest)
+    return value
+
+
+def _is_config(value) -> bool:
+    from transformers import PreTrainedConfig
+
+    return isinstance(value, PreTrainedConfig)
+
+
+def small_config(cls):
+    """A small config of class ``cls``; raises what the class raises."""
+    return Shrinker().config(cls)
