@@ -1,4 +1,4 @@
-"""Shapes of the results of operators for which PyTorch has no meta kernel."""
+"""Shapes of the results of operators for which PyTorch has no meta kernel, or one for CUDA's limits only."""
 
 from __future__ import annotations
 
@@ -53,6 +53,28 @@ def _geqrf(self):
         *self.shape[:-2], min(self.shape[-2:])
     )
 
+
+def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
+    if self.dim() not in (2, 3) or mat2.dim() not in (2, 3):
+        raise RuntimeError(f"grouped_mm: operands must have 2 or 3 dimensions, got {self.dim()} and {mat2.dim()}")
+    if self.dtype != mat2.dtype or not self.is_floating_point():
+        raise RuntimeError(f"grouped_mm: operands must have one floating-point dtype, got {self.dtype} and {mat2.dtype}")
+    flat = 2 in (self.dim(), mat2.dim())
+    if flat and (offs is None or offs.dim() != 1 or offs.dtype != torch.int32):
+        raise RuntimeError("grouped_mm: offs must be a one-dimensional int32 tensor when an operand is two-dimensional")
+    if not flat and offs is not None:
+        raise RuntimeError("grouped_mm: offs must be left out when both operands are three-dimensional")
+    if (self.dim() == 3 or mat2.dim() == 3) and self.shape[-1] != mat2.shape[-2]:
+        raise RuntimeError("grouped_mm: contraction dimension of self and mat2 must match")
+    groups = {t.shape[0] for t in (self, mat2) if t.dim() == 3} | ({offs.shape[0]} if flat else set())
+    if len(groups) > 1:
+        raise RuntimeError(f"grouped_mm: matrix batch sizes have to match, got {sorted(groups)}")
+    leading = [groups.pop()] if self.dim() == mat2.dim() else []
+    return self.new_empty([*leading, self.shape[-2], mat2.shape[-1]], dtype=out_dtype or self.dtype)
+
+
+# PyTorch's own kernels of these have the limits of CUDA: bfloat16 only, and strides of 16 bytes.
+REPLACED = {"_grouped_mm": _grouped_mm}
 
 KERNELS = {
     "histogram.bin_ct": _histogram,
@@ -117,6 +139,13 @@ def register_meta() -> None:
         _register(operator, function)
         for other, outs in _out_forms(operator):
             _register(other, _into(function, outs))
+    for name, function in REPLACED.items():
+        never_trace(function)
+        _library.impl(name, function, "Meta", allow_override=True)
+        # The dispatcher in Python, which traces use, has a table of its own.
+        operator = getattr(torch.ops.aten, name).default
+        operator.py_kernels[torch._C.DispatchKey.Meta] = function
+        operator._dispatch_cache.clear()
 
 
 def _register(operator, function) -> None:
