@@ -117,3 +117,15 @@ def test_host_copy_while_another_thread_writes():
     finally:
         stop.set()
         writer.join(60)
+
+
+def test_synchronize_waits_for_work_whose_result_nobody_kept():
+    x = torch.randn(700, 700).tpu()
+    chain = torch.compile(lambda a: a @ a @ a @ a @ a @ a @ a @ a, backend="tpu")
+    chain(x).cpu()
+    event = torch.Event("tpu")
+    chain(x)
+    event.record()
+    seen = event.query()  # the product takes milliseconds, a launch microseconds
+    torch.tpu.synchronize()
+    assert event.query() and not seen

@@ -1,13 +1,13 @@
 """Launched work: events, streams and synchronisation.
 
 XLA orders programs by their data.  What is kept here is one result of each launch that may still
-run, by weak reference: waiting for these results is waiting for the work.
+run: waiting for these results is waiting for the work, also for work whose results nobody kept. Such a
+result's memory is not free before its program has run anyway; the next launch lets go of it.
 """
 
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -22,12 +22,11 @@ def note_launch(array, index: int) -> None:
     if queue is None:
         queue = _pending[index] = deque()
     while queue:
-        first = queue[0]()
-        if first is not None and not _ready(first):
+        if not _ready(queue[0]):
             break
         queue.popleft()
     if not _ready(array):
-        queue.append(weakref.ref(array))
+        queue.append(array)
 
 
 def _ready(array) -> bool:
@@ -45,8 +44,7 @@ def _wait(arrays) -> None:
 
 
 def _unready(index: int) -> list:
-    arrays = [ref() for ref in list(_pending.get(index, ()))]
-    return [a for a in arrays if a is not None and not _ready(a)]
+    return [array for array in list(_pending.get(index, ())) if not _ready(array)]
 
 
 @dataclass
@@ -100,3 +98,4 @@ def query_device(index: int) -> bool:
 def synchronize_device(index: int) -> None:
     _C.flush(index)
     _wait(_unready(index))
+    _pending.pop(index, None)
