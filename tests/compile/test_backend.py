@@ -319,7 +319,7 @@ def test_operators_without_a_lowering_run_on_the_cpu_and_say_so():
         library.impl("twice", lambda x: x * 2, "CPU")
         library.impl("twice", lambda x: torch.empty_like(x), "Meta")
         compiled = torch.compile(lambda x: torch.ops.unlowered_graph.twice(x * 2) + 1, fullgraph=True)
-        with pytest.warns(UserWarning, match="unlowered_graph.twice.* is not lowered for tpu"):
+        with pytest.warns(UserWarning, match="unlowered_graph.twice.* cannot be part of a program"):
             got = compiled(x.tpu())
     torch.testing.assert_close(got.cpu(), x * 4 + 1)
     assert sum(torch.tpu.fallbacks().values()) == before + 1
@@ -364,10 +364,16 @@ def test_common_functions():
 
 def test_options_that_do_not_exist_are_refused():
     x = torch.ones(1, device="tpu")
-    with pytest.raises(Exception, match="backend 'tpu' knows no options.*leave options out"):
+    with pytest.raises(Exception, match="knows only the option 'buckets', got ..speed..; leave others out"):
         torch.compile(lambda x: x + 1, backend="tpu", options={"speed": 11})(x)
     with pytest.raises(Exception, match="knows no mode 'max-autotune'"):
         torch.compile(lambda x: x + 1, backend="tpu", mode="max-autotune")(x)
+
+
+def test_options_of_inductor_are_not_ignored_silently():
+    x = torch.ones(1, device="tpu")
+    with pytest.warns(UserWarning, match="options and modes of Inductor have no effect on tpu: max_autotune"):
+        assert torch.compile(lambda x: x + 1, options={"max_autotune": True})(x).item() == 2
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -201,3 +201,38 @@ def test_import_refuses_what_is_no_program(root, tmp_path, capsys):
     for wrong in (outside, tmp_path / "missing.tar"):
         code, shown = run("import", wrong, capsys=capsys)
         assert code == 1 and shown.err.startswith("systolic cache: import:") and "Traceback" not in shown.err
+
+
+def test_writers_of_one_key_at_once_leave_one_whole_file(root):
+    from concurrent.futures import ThreadPoolExecutor
+
+    payloads = [payload(number, 1 << 16) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda p: [store.write(key(0), p, "writer") for _ in range(20)], payloads))
+    assert store.read(key(0)) in payloads
+    assert len(list(root.rglob("*.xla"))) == 1 and not list(root.rglob("*.part"))
+
+
+def test_other_versions_flags_and_sources_are_other_programs(tmp_path):
+    """Every key begins with the fingerprint."""
+    import jax
+    import jaxlib
+    import torch
+    from systolic.device import client
+
+    def fingerprint(change=lambda patch: None) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            change(patch)
+            return client.fingerprint.__wrapped__()
+
+    assert fingerprint() == fingerprint() == client.fingerprint()
+    for module in (jax, jaxlib, torch):
+        assert fingerprint(lambda patch: patch.setattr(module, "__version__", "0")) != fingerprint()
+    assert fingerprint(lambda patch: patch.setenv("XLA_FLAGS", "--xla_dump_hlo_as_text")) != fingerprint()
+    source = tmp_path / "kernels" / "kernel.cc"
+    source.parent.mkdir()
+    found = set()
+    for text in ("first", "second"):
+        source.write_text(text)
+        found.add(fingerprint(lambda patch: patch.setattr(client, "__file__", str(tmp_path / "device" / "client.py"))))
+    assert len(found) == 2

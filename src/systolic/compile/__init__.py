@@ -4,16 +4,22 @@
 * :mod:`.interpreter` - a graph of ATen operators run through the operator table
 * :mod:`.repeats` - equal layers in a graph; :mod:`.stages` - a deep program as launches of one compiled layer
 * :mod:`.executables` - compiling, counting, forbidding; the one door to XLA's compiler
-* :mod:`.explain` - graph breaks, programs and their cost, for a function
+* :mod:`.higher_order` - branches, loops and attention with functions inside a graph
+* :mod:`.explain` - graph breaks, programs and their cost, for a function; :mod:`.changes` - why it compiled again
 * :mod:`.store` - programs on disk; :mod:`.stored` - their folder as a whole (`systolic cache`)
 """
 
 from __future__ import annotations
 
+import warnings
+
+from .changes import Recompilation, recompilations
 from .executables import CompilationForbidden, forbid
 from .explain import Explanation, explain
 
-__all__ = ["CompilationForbidden", "Explanation", "explain", "forbid", "register_lazily"]
+__all__ = [
+    "CompilationForbidden", "Explanation", "Recompilation", "explain", "forbid", "recompilations", "register_lazily",
+]  # fmt: skip
 
 
 def register_lazily() -> None:
@@ -27,6 +33,7 @@ def register_lazily() -> None:
 
     _when_imported("torch._dynamo.backends.registry", _register_backend)
     _when_imported("torch._dynamo.device_interface", lambda m: m.register_interface_for_device("tpu", load_interface()))
+    _when_imported("torch.nn.attention.flex_attention", _admit_flex_attention)
     original = torch._TorchCompileInductorWrapper.__call__
 
     def call(self, model, inputs):
@@ -34,6 +41,12 @@ def register_lazily() -> None:
         from .backend import graph_is_on_tpu, tpu_backend
 
         if graph_is_on_tpu(model, inputs):
+            if self.config:
+                warnings.warn(
+                    f"options and modes of Inductor have no effect on tpu: {', '.join(sorted(self.config))}; leave them "
+                    'out, or name backend="tpu" and its own options',
+                    stacklevel=2,
+                )
             return tpu_backend(model, inputs)
         return original(self, model, inputs)
 
@@ -47,6 +60,17 @@ def _register_backend(registry) -> None:
         return tpu_backend(gm, example_inputs, **options)
 
     registry.register_backend(tpu, name="tpu")
+
+
+def _admit_flex_attention(module) -> None:
+    """PyTorch checks the device against a list of those that its own kernels know."""
+    check = module._validate_device
+
+    def _validate_device(query, key, value):
+        if query.device.type != "tpu":
+            check(query, key, value)
+
+    module._validate_device = _validate_device
 
 
 def _when_imported(name: str, action) -> None:

@@ -63,6 +63,11 @@ def _chain(node: Node) -> Alias:
     return Alias(node, steps[::-1])
 
 
+def source_of(node: Node) -> Node:
+    """The node that a node is a view of, itself if it is none."""
+    return _chain(node).source
+
+
 def find_aliases(results: list[Node], written: set[Node], share: bool) -> dict[Node, Alias]:
     """The results to make as views.
 

@@ -9,12 +9,10 @@ KV cache, are donated and their storage cells swapped.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import warnings
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from ..device import _C
@@ -22,37 +20,46 @@ from ..device.arguments import Inputs, describe, parse
 from ..device.build import Entry, assembled, finish, random_key
 from ..device.layout import Window
 from ..device.outside_dynamo import never_trace
-from ..ops import registry
-from . import executables
+from . import changes, executables, higher_order
 from .aliases import find_aliases, take_storage_reads
+from .buckets import Buckets, input_symbols
 from .edges import Edges, device_indices
+from .identity import digest
 from .interpreter import Sizes, not_lowered, run
 from .passes import keep_weights_as_stored
 from .repeats import find
+from .saved_random import keep_states_on_device
 
 _numbers = itertools.count()
 
 
 def tpu_backend(gm: GraphModule, example_inputs, *, options=None, mode=None, **_):
-    """Compile a Dynamo graph.  No ``options`` exist yet: any is refused.
+    """Compile a Dynamo graph.  The one option is ``buckets`` (:mod:`systolic.compile.buckets`).
 
     Raises:
-        ValueError: for an unknown option or mode.
+        ValueError: for an unknown option or mode, or a bad value.
     """
-    if options:
-        raise ValueError(f"backend 'tpu' knows no options, got {sorted(options)}; leave options out")
+    unknown = sorted(set(options or {}) - {"buckets"})
+    if unknown:
+        raise ValueError(f"backend 'tpu' knows only the option 'buckets', got {unknown}; leave others out")
+    buckets = Buckets.parse(options["buckets"]) if options else None
     if mode not in (None, "default"):
         raise ValueError(f"backend 'tpu' knows no mode {mode!r}; leave mode out")
     _C.ensure_initialized()
+    executables.statistics.graphs += 1
+    reason = changes.dynamo_reason()
+    if reason:
+        changes.remember("a function", (reason,), traced=True)
+    compiler = functools.partial(compile_graph, sources=changes.source_names(gm.graph), buckets=buckets)
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     from ..device.decomposed import graph_table
 
     return aot_autograd(
-        fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
-        inference_compiler=functools.partial(compile_graph, share_results=True),
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=functools.partial(compiler, share_results=True),
         decompositions=graph_table(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
@@ -72,26 +79,35 @@ def graph_is_on_tpu(gm: GraphModule, example_inputs) -> bool:
     return False
 
 
-def compile_graph(gm: GraphModule, example_inputs, share_results: bool = False):
+def compile_graph(
+    gm: GraphModule, example_inputs, share_results: bool = False, sources: list[str] | None = None,
+    buckets: Buckets | None = None,
+):  # fmt: skip
     """A callable for one ATen graph; executables are made at its first call with each signature.
 
     A graph with an operator that is not lowered runs operator by operator, and says so; so does, without
     a word, one that spans several devices.  ``share_results``: see
-    :func:`systolic.compile.aliases.find_aliases`.
+    :func:`systolic.compile.aliases.find_aliases`.  ``sources``: see :class:`CompiledGraph`.
+    With ``buckets`` symbolic sizes are rounded up.  Raises CannotPad where that could change results.
     """
+    keep_states_on_device(gm.graph)
     missing = not_lowered(gm.graph)
     if len(device_indices(gm.graph)) > 1:
         graph = None
     elif missing:
         warnings.warn(
-            f"a compiled graph runs operator by operator: {', '.join(missing)} is not lowered for tpu and "
-            "runs on the CPU (torch.tpu.fallbacks() counts such calls). Keep it out of the compiled function "
-            "to have the rest as one program.",
+            f"a compiled graph runs operator by operator: {', '.join(missing)} cannot be part of a program. Operators "
+            "that tpu does not have run on the CPU (torch.tpu.fallbacks() counts such calls). Keep it out of the "
+            "compiled function to have the rest as one program.",
             stacklevel=2,
         )
         graph = None
+    elif buckets is not None and input_symbols(gm.graph):
+        from .bucketed import BucketedGraph
+
+        graph = BucketedGraph(gm, buckets, sources)
     else:
-        graph = CompiledGraph(gm, alias=True, share_results=share_results)
+        graph = CompiledGraph(gm, alias=True, share_results=share_results, sources=sources)
 
     def call(args):
         if graph is not None:
@@ -109,17 +125,13 @@ class CompiledGraph:
 
     ``call(args)`` takes the flat list of graph inputs (tensors and sizes) and returns the flat outputs.
     With ``alias`` an output that views an input shares its storage; without, it is a copy.  With ``apart`` equal
-    layers are compiled once and launched one by one (:mod:`.stages`).
+    layers are compiled once and launched one by one (:mod:`.stages`).  ``sources``: what Dynamo's inputs are called.
     """
 
     def __init__(
-        self,
-        gm: GraphModule,
-        name: str | None = None,
-        alias: bool = False,
-        share_results: bool = False,
-        apart: bool = True,
-    ):
+        self, gm: GraphModule, name: str | None = None, alias: bool = False, share_results: bool = False,
+        apart: bool = True, sources: list[str] | None = None,
+    ):  # fmt: skip
         self.apart = apart
         self.name = name or f"graph{next(_numbers)}"
         self.module = gm
@@ -134,23 +146,24 @@ class CompiledGraph:
         ]
         written = {self.placeholders[i] for i in self.mutations}
         self.aliases = find_aliases(self.results, written, share_results) if alias else {}
-        sources = [a.source for a in self.aliases.values() if a.source.op != "placeholder"]
-        self.results = list(dict.fromkeys([*(n for n in self.results if n not in self.aliases), *sources]))
+        viewed = [a.source for a in self.aliases.values() if a.source.op != "placeholder"]
+        self.results = list(dict.fromkeys([*(n for n in self.results if n not in self.aliases), *viewed]))
         output.args = ((*self.results, *self.mutations.values()),)
         self.reads = take_storage_reads(self.graph, self.placeholders, written) if alias else {}
         self.placeholders += self.reads
         if self.reads:
             self.results = list(output.args[0][: len(self.results)])
             self.mutations = dict(zip(self.mutations, output.args[0][len(self.results) :]))
-        self.random_nodes = sum(self._is_random(n) for n in self.graph.nodes)
+        self.random_nodes = higher_order.count_keys(self.graph)
         # Random operators take their keys in graph order, so a graph with any is walked node by node.
         self.repeats = None if self.random_nodes else find(self.graph)
-        self.digest = self._digest()
+        self.digest = digest(self.module, self.graph, f"{len(self.results)} results, writes {list(self.mutations)}")
         views = (*self.aliases.values(), *self.reads.values())
         self.needs_sizes = any(view.symbolic for view in views) or any(
             n not in self.aliases and n not in self.results for n in self.outputs
         )
         self.program = _C.Program(self._build)
+        self.seen = changes.Seen(changes.input_names(self.placeholders, sources))
         self.edges = Edges(self.placeholders, self.results, self.mutations)
         self.plain = self.results == self.outputs and not self.edges.any and not self.reads
 
@@ -168,25 +181,6 @@ class CompiledGraph:
                 node.replace_all_uses_with(node.args[1])
                 self.graph.erase_node(node)
         return dict(sorted(found.items()))
-
-    @staticmethod
-    def _is_random(node: Node) -> bool:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            return False
-        schema = node.target._schema
-        record = registry.find(schema.name.removeprefix("aten::"), schema.overload_name)
-        return node.target.namespace == "aten" and record is not None and record.rng
-
-    def _digest(self) -> str:
-        """Identity of the traced computation: its text, which results are written where, the bytes of its constants."""
-        digest = hashlib.sha256(f"{len(self.results)} results|writes {list(self.mutations)}\n".encode())
-        with unset_fake_temporarily():  # constants are real tensors, also while others are traced
-            for node in self.graph.nodes:
-                digest.update(f"{node.name}|{node.op}|{node.target}|{node.args}|{node.kwargs}\n".encode())
-                value = getattr(self.module, node.target, None) if node.op == "get_attr" else None
-                if isinstance(value, torch.Tensor):
-                    digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
 
     def prepare(self, args) -> None:
         """Build the executable for these inputs without running it; threads may do so side by side."""
@@ -242,9 +236,12 @@ class CompiledGraph:
     def _build(self, descriptions, index: int, key: bytes) -> Entry:
         inputs = Inputs()
         values = [parse(d, inputs) for d in descriptions]
-        identity = ("graph", self.digest, describe(values))
+        identity = None if self.digest is None else ("graph", self.digest, describe(values))
+        label, changed = f"{self.name}{self._label(values)}", self.seen.add(values)
+        if changed:
+            changes.remember(label, changed)
         compiled, (outputs, donates, offsets) = executables.build(
-            f"{self.name}{self._label(values)}", identity, lambda: self._make(values, inputs), index, self.apart
+            label, identity, lambda: self._make(values, inputs), index, changed, self.apart
         )
         return Entry(self.name, compiled, inputs.reads(), donates, outputs, offsets)
 
@@ -272,7 +269,8 @@ class CompiledGraph:
                 inputs.read(v, buffers, offsets) if isinstance(v, Window) else self._plain(v, numbers)
                 for v in values
             ]
-            keys = (random_key(state + jnp.array([0, 4 * i], state.dtype)) for i in range(self.random_nodes))
+            states = (state + jnp.array([0, 4 * i], state.dtype) for i in range(self.random_nodes))
+            keys = (higher_order.Key(random_key(state), state) for state in states)
             produced = run(self.graph, given, sizes, keys, self.repeats)
             return finish(produced, targets, metas, inputs, buffers, offsets)
 

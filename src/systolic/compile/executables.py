@@ -30,8 +30,9 @@ class CompilationForbidden(RuntimeError):
 
 @dataclass
 class Statistics:
-    """Counts since the process started; times in seconds."""
+    """Counts since the process started; times in seconds.  ``graphs`` are those that Dynamo handed over."""
 
+    graphs: int = 0
     compilations: int = 0
     compile_seconds: float = 0.0
     trace_seconds: float = 0.0
@@ -45,7 +46,8 @@ class Built:
 
     Times in seconds.  ``size`` is that of its file in bytes, None when it is not kept.  ``flops`` and ``bytes`` (read
     and written) are XLA's estimate for one run of the program as it was traced; our own kernels count nothing in it.
-    They are None for a program from disk.
+    They are None for a program from disk.  ``changed``: what differs from the closest earlier program of the same
+    graph or operator, empty for its first.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Built:
     flops: float | None
     bytes: float | None
     size: int | None
+    changed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.from_disk:
@@ -62,7 +65,8 @@ class Built:
         else:
             how = f"traced in {self.trace_seconds * 1e3:.0f} ms, compiled in {self.compile_seconds * 1e3:.0f} ms"
         figures = ((self.flops, "flops"), (self.bytes, "bytes moved"), (self.size, "bytes stored"))
-        return ", ".join([f"{self.name}: {how}", *(f"{value:.3g} {unit}" for value, unit in figures if value)])
+        parts = [f"{self.name}: {how}", *(f"{value:.3g} {unit}" for value, unit in figures if value)]
+        return ", ".join(parts) + "".join(f"\n    changed: {line}" for line in self.changed)
 
 
 statistics = Statistics()
@@ -116,14 +120,14 @@ def _record(built: Built) -> None:
         programs.append(built)
 
 
-def build(name: str, identity, make, index: int, apart: bool = False):
+def build(name: str, identity, make, index: int, changed: tuple[str, ...] = (), apart: bool = False):
     """An executable for device ``index`` and the plan that goes with it.
 
     ``name`` is for people.  ``identity`` is any object whose ``repr`` says, together with versions and flags, what
     the program is; None keeps it out of the disk cache.  ``make()`` returns ``(function, input_specs,
     donated_positions, plan)`` and is only called when no stored program fits.  The function takes
-    positional arrays and returns a tuple.  With ``apart``, equal layers of a deep program are compiled once
-    (:mod:`.stages`).
+    positional arrays and returns a tuple.  ``changed``: see :class:`Built`.  With ``apart``, equal layers of a deep
+    program are compiled once (:mod:`.stages`).
     """
     key = None
     if identity is not None:
@@ -137,7 +141,7 @@ def build(name: str, identity, make, index: int, apart: bool = False):
             statistics.load_seconds += seconds
             log.debug("loaded %s in %.0f ms", name, seconds * 1e3)
             program, plan, size = found
-            _record(Built(name, True, 0.0, seconds, None, None, size))
+            _record(Built(name, True, 0.0, seconds, None, None, size, changed))
             return program.entry_point(), plan
     reason = getattr(_forbidden, "reason", None)
     if reason:
@@ -153,7 +157,8 @@ def build(name: str, identity, make, index: int, apart: bool = False):
     for observer in _observers:
         observer(name, time.perf_counter() - started)
     size = None if key is None else _save(key, program, plan, name)
-    _record(Built(name, False, trace_seconds, compile_seconds, cost.get("flops"), cost.get("bytes accessed"), size))
+    figures = cost.get("flops"), cost.get("bytes accessed"), size
+    _record(Built(name, False, trace_seconds, compile_seconds, *figures, changed))
     return program.entry_point(), plan
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
+from .changes import Recompilation, recompilations
 from .executables import Built, recording
 
 
@@ -18,6 +19,7 @@ class Explanation:
         programs: what was compiled, or loaded from disk, in order.
         fallbacks: operators that ran on the CPU, with the number of calls.
         again: programs that a second call with the same arguments still needed (none is right).
+        recompilations: what was compiled or traced again during these calls, and what had changed.
     """
 
     graphs: int
@@ -25,6 +27,7 @@ class Explanation:
     programs: list[Built]
     fallbacks: dict[str, int] = field(default_factory=dict)
     again: list[Built] = field(default_factory=list)
+    recompilations: list[Recompilation] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [f"{self.graphs} graphs, {len(self.breaks)} graph breaks"]
@@ -37,13 +40,16 @@ class Explanation:
         if self.again:
             lines.append("compiled by a second call with the same arguments")
             lines += [f"  {program}" for program in self.again]
+        if self.recompilations:
+            lines.append("compiled or traced again")
+            lines += [f"  {recompilation}" for recompilation in self.recompilations]
         return "\n".join(lines)
 
 
-def explain(function: Callable, *args: Any, **kwargs: Any) -> Explanation:
+def explain(function: Callable, *args: Any, then: Sequence[tuple] = (), **kwargs: Any) -> Explanation:
     """Compile ``function`` anew with backend ``"tpu"``, call it twice with the arguments, and say what happened.
 
-    The calls are real: what the function writes is written twice.  Programs of operators outside the compiled graphs
+    ``then`` holds the positional arguments of further calls, to see what each has compiled and why.  The calls are real: what the function writes is written twice.  Programs of operators outside the compiled graphs
     (after a graph break) are listed too.  Raises what the function raises.
     """
     import torch
@@ -51,15 +57,19 @@ def explain(function: Callable, *args: Any, **kwargs: Any) -> Explanation:
     explained = torch._dynamo.explain(function)(*args, **kwargs)
     breaks = [f"{reason.reason} ({_place(reason)})" for reason in explained.break_reasons]
     torch._dynamo.reset()
-    before = torch.tpu.fallbacks()
+    before, known = torch.tpu.fallbacks(), recompilations()
     compiled = torch.compile(function, backend="tpu")
     with recording() as programs:
         compiled(*args, **kwargs)
     with recording() as again:
         compiled(*args, **kwargs)
+    with recording() as later:
+        for further in then:
+            compiled(*further, **kwargs)
     after = torch.tpu.fallbacks()
     fallbacks = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
-    return Explanation(explained.graph_count, breaks, programs, fallbacks, again)
+    repeated = [r for r in recompilations() if not any(r is k for k in known)]
+    return Explanation(explained.graph_count, breaks, programs + later, fallbacks, again, repeated)
 
 
 def _place(reason) -> str:

@@ -15,16 +15,10 @@ from torch.fx import Graph, Node
 
 from ..ops import registry
 from ..ops.numerics import jdtype
+from . import custom, higher_order
+from .custom import register_custom
 from .repeats import Repeats
 from .stages import LAYER
-
-# Custom operators: name -> function(arguments by schema name) -> JAX result(s).
-_custom: dict[str, Any] = {}
-
-
-def register_custom(name: str, function) -> None:
-    """Lower ``torch.ops.<namespace>.<op>`` (written ``namespace::op``) by ``function``."""
-    _custom[name] = function
 
 
 class Sizes:
@@ -84,7 +78,7 @@ def _like(structure, results):
 
 
 def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None, repeats: Repeats | None = None) -> list:
-    """Evaluate a graph.  ``inputs`` go to its placeholders in order; ``keys`` yields random keys.
+    """Evaluate a graph.  ``inputs`` go to its placeholders in order; ``keys`` yields a Key for each random node.
 
     ``repeats`` names equal groups of nodes: JAX then traces one of them and calls it for each.
     Returns the flat list of the graph's outputs (None where the graph returns none).
@@ -132,7 +126,11 @@ def _body(group, sizes: Sizes):
         values = dict(zip(group.inputs, given))
         for node in group.nodes:
             for size in node.all_input_nodes:  # sizes are captured as plain numbers
-                if size not in values and not isinstance(size.meta.get("val"), torch.Tensor):
+                if size in values:
+                    continue
+                if size.op == "get_attr":  # a graph that the nodes share
+                    values[size] = _constant(size.graph.owning_module, size.target)
+                elif not isinstance(size.meta.get("val"), torch.Tensor):
                     values[size] = sizes.concrete(size.meta["val"])
             values[node] = _call(node, values, sizes, None)
         return tuple(values[node] for node in group.outputs)
@@ -155,9 +153,7 @@ def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
 def _constant(module, name: str):
     import jax.numpy as jnp
 
-    value = module
-    for part in name.split("."):
-        value = getattr(value, part)
+    value = higher_order.attribute(module, name)
     if isinstance(value, torch.fx.GraphModule):
         return value
     host = value.detach().cpu()
@@ -178,6 +174,9 @@ def _call(node: Node, values, sizes: Sizes, keys):
     target = node.target
     args = _lookup(list(node.args), values)
     kwargs = {k: _lookup(v, values) for k, v in node.kwargs.items()}
+    key = next(keys) if higher_order.takes_key(node) else None
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _call_higher_order(node, _plain(args, sizes), _plain(kwargs, sizes), sizes, key)
     if not isinstance(target, torch._ops.OpOverload):
         if target is operator.getitem:
             return args[0][args[1]]
@@ -185,9 +184,16 @@ def _call(node: Node, values, sizes: Sizes, keys):
         if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return sizes.concrete(result)
         return target(*args, **kwargs)  # arithmetic on sizes
-    schema = target._schema
-    if target.namespace == "aten" and schema.name.startswith("aten::sym_"):
+    if target.namespace == "aten" and target._schema.name.startswith("aten::sym_"):
         return sizes.concrete(node.meta["val"])
+    if target in _READS_STORAGE:
+        args[0] = _in_storage_order(args[0], node.args[0].meta["val"], sizes)
+    return _operate(target, args, kwargs, node.meta["val"], sizes, key and key.data)
+
+
+def _operate(target: torch._ops.OpOverload, args, kwargs, result, sizes: Sizes, key):
+    """Lower one operator; ``result`` is the fake tensor (or tensors) that it returns, ``key`` a random one's key."""
+    schema = target._schema
     arguments = {}
     for position, argument in enumerate(schema.arguments):
         if position < len(args):
@@ -195,24 +201,35 @@ def _call(node: Node, values, sizes: Sizes, keys):
         elif argument.name in kwargs:
             arguments[argument.name] = kwargs[argument.name]
     arguments = {k: _plain(v, sizes) for k, v in arguments.items()}
-    custom = _custom.get(schema.name)
-    if custom is not None:
-        return custom(**arguments)
+    function = custom.find(schema.name)
+    if function is not None:
+        return function(**arguments)
     name, overload = schema.name.removeprefix("aten::"), schema.overload_name
     record = registry.find(name, overload) if target.namespace == "aten" else None
     if record is None:
         raise NotImplementedError(f"{target} is not lowered for tpu")
     from ..device.build import _drop_defaults
 
-    if target in _READS_STORAGE:
-        arguments["self"] = _in_storage_order(arguments["self"], node.args[0].meta["val"], sizes)
     arguments.pop("generator", None)
     arguments = {n + "_" if keyword.iskeyword(n) else n: v for n, v in arguments.items()}
     if record.rng:
-        arguments["key"] = next(keys)
-    specs = _specs(node.meta["val"], sizes)
-    results = registry.call(record, specs, _drop_defaults(record, arguments))
-    return _like(node.meta["val"], results)
+        arguments["key"] = key
+    results = registry.call(record, _specs(result, sizes), _drop_defaults(record, arguments))
+    return _like(result, results)
+
+
+def _call_higher_order(node: Node, args, kwargs, sizes: Sizes, key):
+    def walk(module, inputs, key=None):
+        keys = None if key is None else higher_order.derived_keys(key, higher_order.count_keys(module.graph))
+        return run(module.graph, inputs, sizes, keys)
+
+    def operate(target, args, kwargs, result, key):
+        return _operate(target, args, kwargs, result, sizes, key)
+
+    call = higher_order.Call(
+        tuple(args), kwargs, node.meta.get("val"), key and key.data, key and key.state, walk, operate
+    )
+    return higher_order.find(node.target)(call)
 
 
 _READS_STORAGE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
@@ -233,15 +250,18 @@ def _in_storage_order(value, tensor, sizes: Sizes):
 
 
 def not_lowered(graph: Graph) -> list[str]:
-    """Names of the operators in a graph that :func:`run` cannot evaluate."""
+    """Names of the operators in a graph, and in those that it runs, that :func:`run` cannot evaluate."""
     missing = set()
     for node in graph.nodes:
         target = node.target
         if node.op != "call_function":
             continue
         if isinstance(target, torch._ops.HigherOrderOperator):
-            missing.add(str(target))
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.name in _custom:
+            if higher_order.find(target) is None or higher_order.depends_on_data(node):
+                missing.add(str(target))
+            for module in higher_order.subgraphs(node):
+                missing.update(not_lowered(module.graph))
+        if not isinstance(target, torch._ops.OpOverload) or custom.find(target._schema.name) is not None:
             continue
         name = target._schema.name.removeprefix("aten::")
         known = registry.find(name, target._schema.overload_name) if target.namespace == "aten" else None
@@ -251,6 +271,8 @@ def not_lowered(graph: Graph) -> list[str]:
 
 
 def _plain(value, sizes: Sizes):
+    if isinstance(value, dict):
+        return {k: _plain(v, sizes) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v, sizes) for v in value]
     return sizes.concrete(value)

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import torch
 
-from ..compile import executables
+from ..compile import changes, executables
 from ..ops import registry
 from ..ops.numerics import jdtype, tdtype
 from . import layout, refusals
@@ -120,7 +120,8 @@ def build_operator(name: str, overload: str, descriptions, index: int, key: byte
     recipe = Recipe(label, identity, make, index)
     try:
         if now:
-            compiled, entry_plan = executables.build(label, identity, make, index)
+            changed = _seen(name, overload).add(list(values.values()))
+            compiled, entry_plan = executables.build(label, identity, make, index, changed)
         else:
             recipe.function  # a call that cannot be lowered fails here, at its own line
             compiled, entry_plan = None, make()[3]
@@ -130,6 +131,12 @@ def build_operator(name: str, overload: str, descriptions, index: int, key: byte
         raise host_error(schema, op, values) or error from None
     outputs, donates, offsets = entry_plan
     return Entry(label.removesuffix(".default"), compiled, inputs.reads(), donates, outputs, offsets, recipe)
+
+
+@functools.cache
+def _seen(name: str, overload: str) -> changes.Seen:
+    """The calls of an operator that had a program compiled."""
+    return changes.Seen([a.name for a in operator_facts(name, overload)[0].arguments])
 
 
 def _meta_results(schema, op, values):
