@@ -1,4 +1,4 @@
-"""The `systolic` command: `serve`, `info`, `config`, `cache`, `zoo`.
+"""The `systolic` command: `serve`, `info`, `config`, `cache`, `zoo`, `kernels`.
 
 Nothing heavy is imported here: `systolic --help` and every early error answer at once, without torch.
 """
@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Sequence
 
-from systolic import __version__, cli_cache, cli_zoo
+from systolic import __version__, cli_cache, cli_kernels, cli_zoo
 from systolic.cli_errors import EXIT_USAGE, fail
 
 DESCRIPTION = "PyTorch's `tpu` device on XLA, and vLLM on it. Without a TPU it is XLA on the CPU."
@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON")
     cli_cache.add_parser(commands)
     cli_zoo.add_parser(commands)
+    cli_kernels.add_parser(commands)
     return parser
 
 
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return cli_cache.run(parsed)
         if parsed.command == "zoo":
             return cli_zoo.run(parsed)
+        if parsed.command == "kernels":
+            return cli_kernels.run(parsed)
         from systolic.cli_info import info
 
         return info(parsed.json)

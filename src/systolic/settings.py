@@ -18,6 +18,7 @@ PREFIX = "SYSTOLIC_"
 # Set by the API server for its engine process: the file through which it gets the engine's counters.
 METRICS_FILE = "SYSTOLIC_METRICS_FILE"
 START_FAILURE_FILE = "SYSTOLIC_START_FAILURE_FILE"
+KERNEL_CHOICES = ("auto", "reference", "native", "interpret")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
@@ -70,6 +71,12 @@ def _log_level(value: Any) -> str:
     return value.upper()
 
 
+def _kernels(value: Any) -> str:
+    if value not in KERNEL_CHOICES:
+        raise ValueError(f"give one of {', '.join(KERNEL_CHOICES)}")
+    return value
+
+
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return _path(base) / "systolic"
@@ -104,6 +111,18 @@ class Settings:
         parse_bytes,
         "largest size of the compiled programs in cache_dir, such as 4GiB; those used least recently go; 0: no limit",
         default=8 << 30,
+    )
+    kernels: str = _setting(
+        _kernels,
+        "which form of the kernels runs: auto; reference (plain jax.numpy); native (an error where there is none); "
+        "interpret (the Pallas kernels for TPU in Pallas's interpreter, slow, for tests)",
+        default="auto",
+    )
+    libtpu: Path | None = _setting(
+        _path,
+        "libtpu.so, or a folder in which pip installed libtpu, for `systolic kernels compile` without a TPU",
+        env="SYSTOLIC_LIBTPU",
+        default=None,
     )
 
     @property

@@ -131,7 +131,9 @@ def build(name: str, identity, make, index: int, changed: tuple[str, ...] = (), 
     """
     key = None
     if identity is not None:
-        text = f"{client.fingerprint()}|{index}|{apart}|{identity!r}"
+        from ..kernels.selection import forced
+
+        text = f"{client.fingerprint()}|{forced()}|{index}|{apart}|{identity!r}"
         key = hashlib.sha256(text.encode()).hexdigest()
         started = time.perf_counter()
         found = _load(key, index)

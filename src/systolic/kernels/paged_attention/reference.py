@@ -5,9 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from systolic.kernels.narrow import limited
 
-def _write_cache(kv_cache, k, v, slot_mapping):
+
+def _write_cache(kv_cache, k, v, slot_mapping, cache_scales):
     """Scatters [tokens, kv_heads, head_dim] keys and values into their slots; -1 is dropped."""
+    if cache_scales.size > 0:
+        k, v = (x.astype(jnp.float32) / scale[:, None] for x, scale in zip((k, v), cache_scales))
+    k, v = (limited(x.astype(jnp.float32), kv_cache.dtype).astype(kv_cache.dtype) for x in (k, v))
     num_blocks, _, _, block_size, _ = kv_cache.shape
     # A block number past the end is dropped by the scatter, which -1 would not be.
     block = jnp.where(slot_mapping < 0, num_blocks, slot_mapping // block_size)
@@ -17,8 +22,9 @@ def _write_cache(kv_cache, k, v, slot_mapping):
 
 
 def paged_attention_reference(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, slot_mapping,
-                              num_seqs, alibi_slopes, sinks, *, scale, sliding_window, soft_cap, causal):
-    """Same arguments and results as `paged_attention`; absent slopes and sinks have shape [0].
+                              num_seqs, alibi_slopes, sinks, cache_scales, *, scale, sliding_window, soft_cap, causal,
+                              return_lse=False):  # fmt: skip
+    """Same arguments and results as `paged_attention`; absent slopes, sinks and scales have shape [0].
 
     Gathers the whole block table's keys for every token, so memory grows with
     tokens * pages * block_size: meant for checks and small sizes.
@@ -27,7 +33,7 @@ def paged_attention_reference(q, k, v, kv_cache, block_table, seq_lens, query_st
     kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
     sequences, pages = block_table.shape
     group = q_heads // kv_heads
-    kv_cache = _write_cache(kv_cache, k, v, slot_mapping)
+    kv_cache = _write_cache(kv_cache, k, v, slot_mapping, cache_scales)
 
     token = jnp.arange(tokens, dtype=jnp.int32)
     live = (token >= query_start_loc[0]) & (token < query_start_loc[num_seqs[0]])
@@ -40,9 +46,11 @@ def paged_attention_reference(q, k, v, kv_cache, block_table, seq_lens, query_st
     # [sequences, pages, 2, kv_heads, block_size, dim] -> [sequences, 2, kv_heads, length, dim]
     rows = kv_cache[block_table]
     rows = rows.transpose(0, 2, 3, 1, 4, 5).reshape(sequences, 2, kv_heads, length, dim)
-    keys, values = rows[:, 0][sequence], rows[:, 1][sequence]
+    keys, values = (rows[:, kind][sequence].astype(jnp.float32) for kind in range(2))
+    if cache_scales.size > 0:
+        keys, values = keys * cache_scales[0, :, None, None], values * cache_scales[1, :, None, None]
 
-    queries = q.reshape(tokens, kv_heads, group, dim) * scale
+    queries = q.astype(jnp.float32).reshape(tokens, kv_heads, group, dim) * scale
     scores = jnp.einsum("thgd,thld->thgl", queries, keys, precision=jax.lax.Precision.HIGHEST)
     if soft_cap > 0:
         scores = jnp.tanh(scores / soft_cap) * soft_cap
@@ -69,5 +77,9 @@ def paged_attention_reference(q, k, v, kv_cache, block_table, seq_lens, query_st
     # Slots that nobody may see can hold anything, NaN included.
     seen_values = jnp.where(jnp.any(seen, axis=(1, 2))[:, None, :, None], values, 0.0)
     out = jnp.einsum("thgl,thld->thgd", weights, seen_values, precision=jax.lax.Precision.HIGHEST)
-    out = jnp.where(live[:, None, None], out.reshape(tokens, q_heads, dim), 0.0)
-    return out, kv_cache
+    out = jnp.where(live[:, None, None], out.reshape(tokens, q_heads, dim), 0.0).astype(q.dtype)
+    if not return_lse:
+        return out, kv_cache
+    nothing = ~jnp.any(seen, axis=-1, keepdims=True)
+    lse = jnp.where(nothing, -jnp.inf, top + jnp.log(jnp.where(nothing, 1.0, total)))
+    return out, kv_cache, lse.reshape(tokens, q_heads)

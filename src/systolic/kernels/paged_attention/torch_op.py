@@ -10,17 +10,8 @@ import functools
 
 import torch
 
-from ...compile.interpreter import register_custom
+from ..torch_library import define
 
-_library = torch.library.Library("systolic", "FRAGMENT")
-_library.define(
-    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor kv_cache, Tensor block_table, Tensor seq_lens, "
-    "Tensor query_start_loc, Tensor slot_mapping, Tensor num_seqs, Tensor? alibi_slopes, Tensor? sinks, float scale, "
-    "int sliding_window, float soft_cap) -> (Tensor, Tensor)"
-)
-
-
-@torch.library.register_fake("systolic::paged_attention", lib=_library)
 def _fake(q, k, v, kv_cache, *_):
     return torch.empty_like(q), torch.empty_like(kv_cache)
 
@@ -32,16 +23,24 @@ def _lower(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, slot_mappi
     from . import paged_attention
 
     def wide(x):
+        return x.astype(jnp.float32) if x is not None and x.dtype == jnp.float16 else x
+
+    def logits(x):
         return None if x is None else x.astype(jnp.float32)
 
     out, cache = paged_attention(
         wide(q), wide(k), wide(v), wide(kv_cache), block_table, seq_lens, query_start_loc, slot_mapping, num_seqs,
-        wide(alibi_slopes), wide(sinks), scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
+        logits(alibi_slopes), logits(sinks), scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
     )  # fmt: skip
     return out.astype(q.dtype), cache.astype(kv_cache.dtype)
 
 
-register_custom("systolic::paged_attention", _lower)
+define(
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor kv_cache, Tensor block_table, Tensor seq_lens, "
+    "Tensor query_start_loc, Tensor slot_mapping, Tensor num_seqs, Tensor? alibi_slopes, Tensor? sinks, float scale, "
+    "int sliding_window, float soft_cap) -> (Tensor, Tensor)",
+    _fake, _lower,
+)  # fmt: skip
 
 
 def attend(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, slot_mapping, num_seqs, alibi_slopes, sinks,
@@ -79,9 +78,10 @@ def _eager(has_alibi: bool, has_sinks: bool, scale: float, sliding_window: int, 
 
     def call(tensors):
         from ...compile.trace import trace
+        from ..selection import forced
 
         tensors = [t.contiguous() for t in tensors]
-        key = tuple((tuple(t.shape), t.dtype) for t in tensors)
+        key = (forced(), *((tuple(t.shape), t.dtype) for t in tensors))
         if key not in graphs:
             graphs[key] = trace(function, tensors, {}, "paged_attention")
         return graphs[key].call(list(tensors))[0]

@@ -1,0 +1,5 @@
+"""Names that the command line needs before anything heavy is imported."""
+
+# Kernels with a Pallas form, in the order of reports.
+NAMES = ("paged_attention",)
+GENERATION_NAMES = ("v5e", "v5p", "v6e", "tpu7x")

@@ -1,0 +1,145 @@
+"""The table of what was proven: ``kernels.json`` and ``kernels.md``, written from runs alone.
+
+Every result carries a digest of the sources it was made from; a result of other sources does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+from systolic.kernels import aot, registry
+from systolic.kernels.estimate import LEFT_OUT, estimate
+from systolic.kernels.generations import GENERATIONS
+from systolic.kernels.names import NAMES
+
+_SHARED = ("pallas.py", "narrow.py", "generations.py")
+
+
+@functools.cache
+def sources(kernel: str) -> str:
+    """Digest of what a kernel's results depend on."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in [*(root / name for name in _SHARED), *sorted((root / kernel).glob("*.py"))]:
+        if path.name not in ("torch_op.py", "__init__.py"):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(folder: Path) -> dict:
+    file = folder / "kernels.json"
+    return json.loads(file.read_text()) if file.exists() else {"checks": {}, "compiles": {}}
+
+
+def record_check(folder: Path, kernel: str, seed: int, outcomes: list) -> None:
+    """Store the outcomes of `check` and write both files."""
+    document = _read(folder)
+    document["checks"][kernel] = {
+        "sources": sources(kernel), "seed": seed, "cases": len(outcomes),
+        "failed": {o.label: o.problem for o in outcomes if o.problem},
+        "worst": round(max(o.worst for o in outcomes), 4),
+    }  # fmt: skip
+    _write(folder, document)
+
+
+def known_compile(folder: Path, proof, entry, generation: str, tuning) -> dict | None:
+    """The stored answer for the same sources and block sizes, unless it is an error."""
+    found = _read(folder)["compiles"].get(proof.name, {}).get(entry.label, {}).get(generation)
+    same = found and found["sources"] == sources(proof.name) and found["tuning"] == dataclasses.asdict(tuning)
+    return found["answer"] if same and "error" not in found["answer"] else None
+
+
+def record_compile(folder: Path, proof, entry, generation: str, tuning, answer: dict, library: Path) -> None:
+    """Store one answer of the compiler and write both files."""
+    document = _read(folder)
+    rows = document["compiles"].setdefault(proof.name, {}).setdefault(entry.label, {})
+    rows[generation] = {
+        "sources": sources(proof.name), "tuning": dataclasses.asdict(tuning), "answer": answer,
+        "libtpu": aot.version_of(library), "jax": importlib.metadata.version("jax"),
+    }  # fmt: skip
+    _write(folder, document)
+
+
+def summary(document: dict) -> dict:
+    """entries: shape x generation; compiled, failed: of them; checked: cases that passed in the interpreter."""
+    entries = compiled = failed = checked = 0
+    for name in NAMES:
+        proof = registry.proof(name)
+        for entry in proof.entries:
+            for generation in GENERATIONS:
+                entries += 1
+                row = _row(document, proof, entry, generation)
+                compiled += row is not None and "error" not in row["answer"]
+                failed += row is not None and "error" in row["answer"]
+        check = _check(document, name)
+        checked += check["cases"] - len(check["failed"]) if check else 0
+        failed += len(check["failed"]) if check else 0
+    return {"entries": entries, "checked": checked, "compiled": compiled, "failed": failed}
+
+
+def _row(document: dict, proof, entry, generation: str) -> dict | None:
+    row = document["compiles"].get(proof.name, {}).get(entry.label, {}).get(generation)
+    return row if row and row["sources"] == sources(proof.name) else None
+
+
+def _check(document: dict, name: str) -> dict | None:
+    check = document["checks"].get(name)
+    return check if check and check["sources"] == sources(name) else None
+
+
+def _write(folder: Path, document: dict) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = summary(document)
+    ordered = {"summary": counts, "checks": document["checks"], "compiles": document["compiles"]}
+    (folder / "kernels.json").write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    (folder / "kernels.md").write_text(_markdown(counts, document))
+
+
+def _markdown(counts: dict, document: dict) -> str:
+    lines = [
+        "# Kernels for TPU", "",
+        "Written by `systolic kernels check` and `systolic kernels compile`, on a machine without a TPU: numerics",
+        "against float64 in Pallas's interpreter with race detection, and the real TPU compiler. No kernel has run on a TPU.",
+        f"Times are estimates by a roofline model (`systolic kernels estimate`); left out: {LEFT_OUT}.", "",
+        "| shapes x generations | compiled | cases passed in the interpreter | failed, of both |",
+        "| --- | --- | --- | --- |",
+        f"| {counts['entries']} | {counts['compiled']} | {counts['checked']:,} | {counts['failed']} |", "",
+    ]  # fmt: skip
+    for name in NAMES:
+        proof = registry.proof(name)
+        check = _check(document, name)
+        lines += [f"## {name}", "", proof.summary, ""]
+        if check:
+            passed = check["cases"] - len(check["failed"])
+            lines += [f"{passed} of {check['cases']} drawn cases passed (seed {check['seed']}); the largest error is "
+                      f"{check['worst']:.2f} of its bound.", ""]  # fmt: skip
+            lines += [f"- failed: {label}: {problem}" for label, problem in check["failed"].items()]
+        else:
+            lines += ["Not checked since its sources changed.", ""]
+        lines += ["| shape | generation | compiled | VMEM, MiB | SMEM, KiB | spills in loops | estimate, us | bound | "
+                  "of roofline |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+        for entry in proof.entries:
+            for generation in GENERATIONS:
+                lines.append(_line(entry, generation, _row(document, proof, entry, generation)))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(entry, generation: str, row: dict | None) -> str:
+    if row is None:
+        return f"| {entry.label} | {generation} | not tried | | | | | | |"
+    answer = row["answer"]
+    if "error" in answer:
+        reason = " ".join(answer["error"].split())[:160].replace("|", "\\|")
+        return f"| {entry.label} | {generation} | ✗ {reason}; {answer.get('advice', '')} | | | | | | |"
+    result = estimate(entry.work(generation, entry.chosen(generation)), GENERATIONS[generation])
+    return (
+        f"| {entry.label} | {generation} | ✓ | {answer.get('vmem_bytes', 0) / 2**20:.1f} | "
+        f"{answer.get('smem_bytes', 0) / 2**10:.1f} | {answer.get('loop_spills', '')} | {result.seconds * 1e6:.1f} | "
+        f"{result.bound} | {100 * result.roofline:.0f}% |"
+    )
