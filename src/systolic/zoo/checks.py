@@ -17,7 +17,7 @@ from . import criterion, inputs, shrink, weights
 from .catalog import Architecture
 
 NEW_TOKENS = 4
-CHECKS = ("eager", "compiled", "generate", "backward")
+CHECKS = ("eager", "backward", "generate", "compiled")  # in the order in which they run
 # States of a record: only the first counts as attempted.
 ATTEMPTED, NOT_INSTANTIATED, REFERENCE_FAILS = "attempted", "not instantiated", "the reference fails"
 
@@ -52,7 +52,8 @@ class Record:
     @property
     def ran(self) -> bool:
         """Every check that applies ended without an error."""
-        return self.state == ATTEMPTED and bool(self.eager and self.compiled) and all(c["ran"] for c in self.applied())
+        entries = [getattr(self, name) for name in CHECKS]
+        return self.state == ATTEMPTED and all(entries) and all(c["ran"] for c in self.applied())
 
     @property
     def matched(self) -> bool:
@@ -66,17 +67,18 @@ def lost(architecture: Architecture, reason: str) -> Record:
     return Record(a.model_type, a.class_name, a.task, cause=reason)
 
 
-def run(architecture: Architecture, limit: float, compiled: bool = True) -> Record:
-    """Run all checks of an architecture, for at most ``limit`` seconds; without ``compiled`` not that one."""
+def run(architecture: Architecture, limit: float, wanted: tuple[str, ...] = CHECKS) -> Record:
+    """Run the ``wanted`` checks of an architecture (always the eager one), for at most ``limit`` seconds together."""
     a = architecture
     record = Record(a.model_type, a.class_name, a.task)
     started, before = time.perf_counter(), torch.tpu.fallbacks()
     try:
         with time_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _all(a, record, compiled)
+            _all(a, record, wanted)
     except TooSlow:
-        record.cause = f"took more than {limit:.0f} s"
+        running = next((n for n in CHECKS if not getattr(record, n)), "")
+        record.cause = f"took more than {limit:.0f} s, up to the check {running!r}"
     finally:
         torch._dynamo.reset()
     if record.state == ATTEMPTED and not record.cause:
@@ -86,7 +88,7 @@ def run(architecture: Architecture, limit: float, compiled: bool = True) -> Reco
     return record
 
 
-def _all(a: Architecture, record: Record, compiled: bool) -> None:
+def _all(a: Architecture, record: Record, wanted: tuple[str, ...]) -> None:
     try:
         model = _model(a)
     except Exception as error:
@@ -105,7 +107,7 @@ def _all(a: Architecture, record: Record, compiled: bool) -> None:
     except Exception as error:
         record.state, record.cause = REFERENCE_FAILS, one_line(error)
         return
-    gradients = _attempt(lambda: _gradients(model, output))
+    gradients = _attempt(lambda: _gradients(model, output)) if "backward" in wanted else None
     del output
     device_model = copy.deepcopy(model).to("tpu")
     device_given = {name: t.to("tpu") for name, t in given.items()}
@@ -116,13 +118,16 @@ def _all(a: Architecture, record: Record, compiled: bool) -> None:
         return {"difference": criterion.compare(criterion.results(outputs[0]), want)}
 
     record.eager = _check(eager)
-    record.backward = _backward(device_model, outputs, gradients)
+    if "backward" in wanted:
+        record.backward = _backward(device_model, outputs, gradients)
     outputs.clear()
-    record.generate = _generate(model, device_model, given, device_given, a)
-    if compiled:
+    if "generate" in wanted:
+        record.generate = _generate(model, device_model, given, device_given)
+    if "compiled" in wanted:
         record.compiled = _check(lambda: _compiled(device_model, device_given, want))
-    elif record.eager["ran"]:
-        record.compiled = {"not_applicable": "left out of this run"}
+    for name in CHECKS:
+        if name not in wanted and name != "eager":
+            setattr(record, name, {"not_applicable": "left out of this run"})
 
 
 def _model(a: Architecture) -> torch.nn.Module:
@@ -181,7 +186,7 @@ def _backward(device_model, outputs, want) -> dict[str, Any]:
     return result
 
 
-def _generate(model, device_model, given, device_given, a: Architecture) -> dict[str, Any]:
+def _generate(model, device_model, given, device_given) -> dict[str, Any]:
     if not model.can_generate():
         return {"not_applicable": "the class does not generate"}
     want = _attempt(lambda: _greedy(model, given))

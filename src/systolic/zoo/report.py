@@ -100,7 +100,7 @@ def _row(r: Record) -> str:
     marks = [_mark(getattr(r, n)) for n in CHECKS]
     differences = [e["difference"] for e in (r.eager, r.compiled) if "difference" in e]
     largest = f"{max(differences):.1e}" if differences else ""
-    eager, compiled, generate, backward = marks
+    eager, backward, generate, compiled = marks
     cells = (r.model_type, r.class_name, r.task, eager, compiled, str(r.compiled.get("breaks", "")), generate, backward,
              largest, ", ".join(f"{n} ({c})" for n, c in r.fallbacks.items()))  # fmt: skip
     return f"| {' | '.join(cells)} |"

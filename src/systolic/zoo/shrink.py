@@ -18,36 +18,46 @@ class Shrinker:
     def __init__(self) -> None:
         self.special: dict[str, int] = {}
 
-    def config(self, cls, given: dict[str, Any] | None = None):
-        """A small instance of a config class; ``given`` values win.  Raises what the class raises."""
+    def config(self, cls, given: dict[str, Any] | None = None, like=None):
+        """A small instance of a config class; ``given`` values win, then those in which ``like`` differs from the default.
+
+        Raises what the class raises.
+        """
         family = dict(rules.FAMILIES.get(cls.model_type, {})) | (given or {})
-        default = cls(**{k: v for k, v in family.items() if k in _NEEDED_EARLY})
-        values = dict(self._layers(default))
+        parts = {k: self._part(None, k, v) for k, v in family.items() if isinstance(v, dict) and "model_type" in v}
+        plain = cls(**parts)
+        default = plain if like is None else like
+        fields = getattr(cls, "__dataclass_fields__", {})
+        own = vars(plain)
+        values = {
+            n: v for n, v in vars(default).items()
+            if n in fields and not _is_config(v) and n in own and type(v) is not dict and v != own[n]
+        } | self._layers(default)  # fmt: skip
         for name, value in vars(default).items():
-            if name in family or name in values or name.startswith("_"):
+            if name in family or name.startswith("_") or (isinstance(value, (list, tuple)) and name in values):
                 continue
             if _is_config(value):
-                values[name] = self.config(type(value))
+                values[name] = self.config(type(value), like=value)
+            elif name in fields and fields[name].default is None and name not in values:
+                continue  # derived from other attributes
+            elif re.fullmatch(rules.CAPS[0][0], name) and value == vars(default).get("num_attention_heads"):
+                values[name] = _cap("num_attention_heads", value)  # as many heads of keys as of queries
             else:
                 small = self._small(name, value)
-                if small is not value:
+                if small is not value and small != value:
                     values[name] = small
-        fields = getattr(cls, "__dataclass_fields__", {})
-        values = {k: v for k, v in values.items() if k in fields or k in cls.sub_configs} | {
-            k: self._part(default, k, v) for k, v in family.items()
-        }
-        return cls(**values)
+        values = {k: v for k, v in values.items() if k in fields or k in cls.sub_configs}
+        return cls(**values | {k: self._part(default, k, v) for k, v in family.items()})
 
     def _part(self, default, name: str, value):
         """A value of the family's table; a dict for a sub-config holds that part's own exceptions."""
-        part = vars(default).get(name)
-        if isinstance(value, dict) and _is_config(part):
-            return self.config(type(part), value)
         if isinstance(value, dict) and "model_type" in value:
             from transformers import CONFIG_MAPPING
 
-            return self.config(CONFIG_MAPPING[value["model_type"]], {k: v for k, v in value.items() if k != "model_type"})
-        return value
+            small = self.config(CONFIG_MAPPING[value["model_type"]], {k: v for k, v in value.items() if k != "model_type"})
+            return small.to_dict()  # some composite configs take their parts in this form only
+        part = vars(default).get(name)
+        return self.config(type(part), value, part) if isinstance(value, dict) and _is_config(part) else value
 
     def _layers(self, default) -> dict[str, Any]:
         """Depth and the lists with an entry a layer, cut down to one layer of each kind and at least two."""
@@ -65,9 +75,8 @@ class Shrinker:
         return {depth: len(chosen)} | {n: [v[i] for i in chosen] for n, v in lists.items()}
 
     def _small(self, name: str, value):
-        for pattern, fixed in rules.ALWAYS:
-            if re.fullmatch(pattern, name) and not isinstance(value, (list, dict)) and (value is None) <= (fixed is None):
-                return fixed
+        if name in rules.ALWAYS and value is not None:
+            return rules.ALWAYS[name]
         if isinstance(value, bool):
             return value
         if re.fullmatch(rules.SPECIAL, name):
@@ -75,7 +84,7 @@ class Shrinker:
         if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
             if re.fullmatch(rules.WIDTHS, name):
                 return [v * rules.SMALLEST_WIDTH // min(value) for v in value]
-            return [_cap(name, v) for v in value]
+            return value if "heads" in name else [_cap(name, v) for v in value]
         return _cap(name, value) if isinstance(value, int) else value
 
     def _token(self, name: str, value):
@@ -83,9 +92,6 @@ class Shrinker:
             return value
         name = name.replace("_index", "_id")
         return self.special.setdefault(name, rules.FIRST_SPECIAL + len(self.special))
-
-
-_NEEDED_EARLY: tuple[str, ...] = ()
 
 
 def _cap(name: str, value: int) -> int:

@@ -39,6 +39,8 @@ def read(journal: Path) -> dict[str, Record]:
 def prepare() -> None:
     """Import what every worker needs, before they are forked, and nothing that starts JAX."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # some configs look for a checkpoint on the network
+    import logging
+
     import torch
     import torch._dynamo  # noqa: F401
     import transformers
@@ -46,6 +48,7 @@ def prepare() -> None:
 
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # an error is in its record; PyTorch logs it in pages as well
     torch.set_num_threads(1)  # each worker has a core of its own
 
 
