@@ -9,6 +9,7 @@ from __future__ import annotations
 BATCH = 2
 TEXT = 7
 IMAGE = 32
+SIDE = f"image_size|input_size={IMAGE}"
 GRID = 4
 FRAMES = 2
 SAMPLES = 1600
@@ -23,7 +24,7 @@ DEFAULTS: dict[str, tuple] = {
     "input_ids": ("ids", BATCH, TEXT),
     "attention_mask": ("ones", BATCH, TEXT),
     "bbox": ("boxes", BATCH, TEXT),
-    "pixel_values": ("normal", BATCH, 3, IMAGE, IMAGE),
+    "pixel_values": ("normal", BATCH, "num_channels|in_channels=3", SIDE, SIDE),
     "pixel_values_videos": ("normal", BATCH, FRAMES, 3, IMAGE, IMAGE),
     "input_values": ("normal", BATCH, SAMPLES),
     "input_features": ("normal", BATCH, MEL, MEL_FRAMES),
@@ -48,14 +49,20 @@ _SERIES = {
     "past_values": ("normal", BATCH, 10), "past_time_features": ("normal", BATCH, 10, 1),
     "past_observed_mask": ("mask", BATCH, 10), "future_values": ("normal", BATCH, 4), "future_time_features": ("normal", BATCH, 4, 1),
 }  # fmt: skip
+_TEXT_ONLY = {"input_features": None, "input_values": None, "pixel_values": None, "image_grid_thw": None}
+_NO_AUDIO = {"input_features": None}
+_SIGLIP2 = {"pixel_values": ("normal", BATCH, 16, 192), "pixel_attention_mask": ("ones", BATCH, 16),
+            "spatial_shapes": ("values", [[4, 4]] * BATCH)}  # fmt: skip
+_PATCHES = {"pixel_values": ("normal", BATCH * GRID * GRID, 3, 8, 8)}
+_GRID_OF_PATCHES = {"image_grid_thw": ("values", [[1, GRID, GRID]] * BATCH)}
 _IMAGE_128 = {"pixel_values": ("normal", BATCH, 3, 128, 128)}
 _VIDEO = {"pixel_values": ("normal", BATCH, FRAMES, 3, IMAGE, IMAGE)}
 
 # Model type -> inputs that differ; None leaves one out.
 FAMILIES: dict[str, dict[str, tuple | None]] = {
     "audio-spectrogram-transformer": {"input_values": ("normal", BATCH, 1024, "num_mel_bins")},
-    "audioflamingo3": _FEATURE_MASK, "audioflamingo3_encoder": _FEATURE_MASK, "musicflamingo": _FEATURE_MASK,
-    "glmasr": _FEATURE_MASK, "fun_asr_nano_encoder": _FEATURE_MASK, "qwen3_asr_encoder": _FEATURE_MASK,
+    "audioflamingo3": _FEATURE_MASK, "audioflamingo3_encoder": _FEATURE_MASK, 
+    "glmasr": _FEATURE_MASK, "fun_asr_nano_encoder": _FEATURE_MASK,
     "autoformer": _SERIES, "informer": _SERIES, "time_series_transformer": _SERIES,
     "blip_2_qformer": {"query_embeds": ("normal", BATCH, 4, "hidden_size"),
                        "encoder_hidden_states": ("normal", BATCH, 5, "encoder_hidden_size")},
@@ -67,12 +74,23 @@ FAMILIES: dict[str, dict[str, tuple | None]] = {
     "clap": {"input_features": ("normal", BATCH, 1, 64, 64), "is_longer": ("values", [[False]] * BATCH)},
     "colqwen2": {"pixel_values": ("normal", BATCH, 16, 384)}, "csm": {"input_ids": ("ids", BATCH, TEXT, "num_codebooks")},
     "deepseek_vl_hybrid": {"high_res_pixel_values": ("normal", BATCH, 3, 64, 64)},
-    "dia": {"decoder_input_ids": ("ids", BATCH, 5, 9)}, "donut-swin": _IMAGE_128, "maskformer-swin": _IMAGE_128,
-    "maskformer": _IMAGE_128, "granite_speech": _MASKED_FRAMES | {"attention_mask": ("ones", BATCH, TEXT)},
-    "granite_speech_plus": _FRAMES_FIRST, "granite_speech5_encoder": _FRAMES_FIRST, "granite_speech5_ctc": _FRAMES_FIRST,
+    "dia": {"decoder_input_ids": ("ids", BATCH, 5, 9)}, "granite_speech": _NO_AUDIO, "granite_speech_plus": _NO_AUDIO, "fun_asr_nano": _NO_AUDIO,
+    "granite_speech5_encoder": {"input_features": ("normal", BATCH, MEL_FRAMES, 64)},
+    "granite_speech5_ctc": {"input_features": ("normal", BATCH, MEL_FRAMES, 64)},
+    "qwen2_5_omni_thinker": _NO_AUDIO, "qwen3_omni_moe_thinker": _NO_AUDIO, "neucodec": _NO_AUDIO,
+    "glm_image": _TEXT_ONLY, "musicflamingo": _NO_AUDIO, "nemotron_h_omni": _TEXT_ONLY,
+    "efficientloftr": {"pixel_values": ("normal", BATCH, 2, 3, 64, 64)},
+    "grounding-dino": _IMAGE_128, "mm-grounding-dino": _IMAGE_128,
+    "kimi_k25": _PATCHES | _GRID_OF_PATCHES, "kimi_k25_vision": _PATCHES | {"grid_thw": ("values", [[1, GRID, GRID]] * BATCH)},
+    "paddleocr_vl": _PATCHES | _GRID_OF_PATCHES,
+    "pe_audio": {"input_values": ("normal", BATCH, 1, SAMPLES)}, "pe_audio_encoder": {"input_values": ("normal", BATCH, 1, SAMPLES)},
+    "pop2piano": {"input_features": ("normal", BATCH, TEXT, "d_model"), "input_ids": None},
+    "qwen3_asr_encoder": {"input_features": ("normal", BATCH, MEL, 200), "input_features_mask": ("ones", BATCH, 200)},
+    "qwen3_asr": {"input_features": ("normal", BATCH, MEL, 200), "input_features_mask": ("ones", BATCH, 200)},
+    "siglip2": _SIGLIP2, "siglip2_vision_model": _SIGLIP2,
     "granite_speech_encoder": _FRAMES_FIRST,
     "gemma4_audio": {"input_features": ("normal", BATCH, MEL_FRAMES, 128), "attention_mask": ("mask", BATCH, MEL_FRAMES)},
-    "gemma4": {"input_features": None}, "gemma4_unified": {"input_features": None}, "embedding_gemma2": {"input_features": None},
+    "gemma4": _TEXT_ONLY, "gemma4_unified": _TEXT_ONLY, "embedding_gemma2": _TEXT_ONLY,
     "dac": {"input_values": ("normal", BATCH, 1, SAMPLES)}, "encodec": {"input_values": ("normal", BATCH, 1, SAMPLES)},
     "mimi": {"input_values": ("normal", BATCH, 1, SAMPLES)},
     "decision_transformer": {
@@ -96,9 +114,9 @@ FAMILIES: dict[str, dict[str, tuple | None]] = {
     "patchtst": {"past_values": ("normal", BATCH, "context_length", "num_input_channels")},
     "patchtsmixer": {"past_values": ("normal", BATCH, "context_length", "num_input_channels")},
     "timesfm": {"past_values": ("normal", BATCH, 64), "freq": ("zeros", BATCH)}, "timesfm2_5": {"past_values": ("normal", BATCH, 64)},
-    "pix2struct": {"flattened_patches": ("normal", BATCH, 6, 194)},
-    "qwen2_audio": {"input_features": ("normal", BATCH, "num_mel_bins", 3000), "feature_attention_mask": ("ones", BATCH, 3000)},
-    "qwen2_audio_encoder": {"input_features": ("normal", BATCH, "num_mel_bins", 3000)},
+    "pix2struct": {"flattened_patches": ("normal", BATCH, 6, 66)},
+    "qwen2_audio": _NO_AUDIO,
+    "qwen2_audio_encoder": {"input_features": ("normal", BATCH, "num_mel_bins", 3000), "attention_mask": None},
     "tapas": {"token_type_ids": ("zeros", BATCH, TEXT, 7)},
     "timesformer": _VIDEO, "vivit": _VIDEO, "videomae": _VIDEO, "xclip": _VIDEO,
     "whisper": {"input_features": ("normal", BATCH, "num_mel_bins", 3000), "attention_mask": None},

@@ -50,14 +50,17 @@ def _make(rule, config, generator) -> torch.Tensor:
 
 
 def _size(config, size) -> int:
-    """An integer, or the name of an attribute ("this|or|that") of the config or of one of its parts."""
+    """An integer, or the name of an attribute ("this|or|that=8", 8 without any) of the config or of one of its parts."""
     if isinstance(size, int):
         return size
+    size, _, otherwise = size.partition("=")
     for part in (config, *(getattr(config, n, None) for n in input_rules.PARTS)):
         for name in size.split("|"):
             value = getattr(part, name, None)
             if value is not None:
                 return value[0] if isinstance(value, (list, tuple)) else value
+    if otherwise:
+        return int(otherwise)
     raise ValueError(f"the config {type(config).__name__} has no {size!r} to size an input by")
 
 

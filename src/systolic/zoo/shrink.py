@@ -47,6 +47,9 @@ class Shrinker:
                 if small is not value and small != value:
                     values[name] = small
         values = {k: v for k, v in values.items() if k in fields or k in cls.sub_configs}
+        if like is not None and like is not plain and vars(like).get("_out_indices") != own.get("_out_indices"):
+            deepest = values.get("num_hidden_layers", len(like.stage_names) - 1)
+            values["out_indices"] = [min(i, deepest) for i in like.out_indices]
         return cls(**values | {k: self._part(default, k, v) for k, v in family.items()})
 
     def _part(self, default, name: str, value):

@@ -22,7 +22,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     for parameter in model.parameters():
-        if not parameter.is_floating_point():
+        if not parameter.is_floating_point() or not parameter.numel():
             continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter.dtype)
         if parameter.dim() < 2:
