@@ -17,10 +17,15 @@ DEFAULT_TIMEOUT = 300.0
 def add_parser(commands) -> None:
     """Add the command to the parser of `systolic`."""
     zoo = commands.add_parser(
-        "zoo", help="run the architectures of transformers, shrunken, on the device and compare them with CPU PyTorch"
+        "zoo",
+        help="run the architectures of transformers, shrunken, on the device and compare with CPU PyTorch",
     )
-    zoo.add_argument("names", nargs="*", metavar="NAME", help="model types, shell patterns or tasks (default: all)")
-    zoo.add_argument("--jobs", type=_positive(int), default=DEFAULT_JOBS, help="worker processes (default: %(default)s)")
+    zoo.add_argument(
+        "names", nargs="*", metavar="NAME", help="model types, shell patterns or tasks (default: all)"
+    )
+    zoo.add_argument(
+        "--jobs", type=_positive(int), default=DEFAULT_JOBS, help="worker processes (default: %(default)s)"
+    )
     zoo.add_argument(
         "--timeout", type=_positive(float), default=DEFAULT_TIMEOUT, metavar="SECONDS",
         help="for one architecture (default: %(default)s)",
@@ -28,8 +33,15 @@ def add_parser(commands) -> None:
     again = zoo.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     again.add_argument("--retry", action="store_true", help="keep what matched, run the rest again")
-    zoo.add_argument("--out", type=Path, metavar="FOLDER", help=f"for the report of all, or of NAMEs (default of all: {OUT})")
-    zoo.add_argument("--journal", type=Path, default=JOURNAL, help="what --resume and --retry read (default: %(default)s)")
+    zoo.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help=f"for the report of all, or of NAMEs (default of all: {OUT})",
+    )
+    zoo.add_argument(
+        "--journal", type=Path, default=JOURNAL, help="what --resume and --retry read (default: %(default)s)"
+    )
     zoo.add_argument("--list", action="store_true", help="list the architectures and run nothing")
 
 
@@ -40,7 +52,9 @@ def _positive(kind):
         except ValueError:
             value = 0
         if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is no positive {'whole ' if kind is int else ''}number")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no positive {'whole ' if kind is int else ''}number"
+            )
         return value
 
     return parse
@@ -73,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
         known = {name: r for name, r in journal.items() if options.resume or r.matched}
     if options.names:  # only these run again; the journal keeps the others
         asked = {a.model_type for a in chosen}
-        known = {n: r for n, r in journal.items() if n not in asked} | {n: r for n, r in known.items() if n in asked}
+        known = {n: r for n, r in journal.items() if n not in asked} | {
+            n: r for n, r in known.items() if n in asked
+        }
     records = sweep.sweep(chosen, known, options.journal, options.jobs, options.timeout)
     print("\n" + report.table(report.summary(records)))
     out = options.out or (None if options.names else OUT)

@@ -76,8 +76,8 @@ def outcomes(
 ) -> Iterator[Any]:
     """Results of ``work(task, limit)`` for each task, in ``jobs`` processes, in the order in which they end.
 
-    ``work`` keeps to ``limit`` seconds by itself (:func:`time_limit`).  A process that does not, or that dies, gives
-    ``lost(task, reason)`` as the result of its task.  Tasks and results are pickled; ``work`` is not.
+    ``work`` keeps to ``limit`` seconds by itself (:func:`time_limit`).  A process that does not, or that dies,
+    gives ``lost(task, reason)`` as the result of its task.  Tasks and results are pickled; ``work`` is not.
     """
     waiting = list(reversed(tasks))
     workers: list[_Worker] = []

@@ -23,7 +23,9 @@ def test_grouped_mm_is_that_of_the_cpu(dtype):
         result.sum().backward()
         results[device] = [t.detach().cpu() for t in (result, a.grad, w.grad)]
     torch.testing.assert_close(results["tpu"], results["cpu"])
-    compiled = torch.compile(product, backend="tpu", fullgraph=True)(x.to("tpu"), weight.to("tpu"), offs.to("tpu"))
+    compiled = torch.compile(product, backend="tpu", fullgraph=True)(
+        x.to("tpu"), weight.to("tpu"), offs.to("tpu")
+    )
     torch.testing.assert_close(compiled.cpu(), results["cpu"][0])
 
 

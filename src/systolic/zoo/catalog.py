@@ -82,7 +82,7 @@ class Architecture:
 def architectures() -> tuple[Architecture, ...]:
     """One architecture for each model type that an auto mapping gives a class, by model type.
 
-    Model types that share the class of another (``gpt-sw3`` is GPT-2) are the same architecture: the first is kept.
+    Model types that share a class (``gpt-sw3`` is GPT-2) are one architecture, named after the plainest of them.
     """
     from transformers.models.auto import modeling_auto
 
@@ -103,7 +103,7 @@ def _plainness(model_type: str, chosen: tuple[str, str]) -> tuple:
 
 
 def named(patterns: list[str]) -> list[Architecture]:
-    """The architectures whose model type, class or task matches one of the shell patterns; all without patterns.
+    """The architectures whose model type, class or task matches a shell pattern; all without patterns.
 
     Raises:
         ValueError: for a pattern that matches none.
@@ -113,7 +113,9 @@ def named(patterns: list[str]) -> list[Architecture]:
     found: set[Architecture] = set()
     for pattern in patterns:
         matching = {
-            a for a in architectures() if any(fnmatchcase(n, pattern) for n in (a.model_type, a.class_name, a.task))
+            a
+            for a in architectures()
+            if any(fnmatchcase(n, pattern) for n in (a.model_type, a.class_name, a.task))
         }
         if not matching:
             tasks = ", ".join(sorted({task for _, task in TASKS}))

@@ -29,7 +29,7 @@ def results(output) -> dict[str, torch.Tensor]:
 
 
 def compare(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
-    """The largest absolute difference; raises :class:`Mismatch` unless structure, shapes, dtypes and values agree."""
+    """The largest difference; raises :class:`Mismatch` unless structure, shapes, dtypes and values agree."""
     if got.keys() != want.keys():
         raise Mismatch(f"the results are {sorted(got)} instead of {sorted(want)}")
     largest = 0.0
@@ -50,7 +50,9 @@ def _compare(name: str, g: torch.Tensor, w: torch.Tensor) -> float:
         return 0.0
     finite = torch.isfinite(w)
     # Masked logits are -inf in the reference as well; they have to be the same infinities.
-    if not torch.equal(torch.isfinite(g), finite) or not torch.equal(g[~finite].nan_to_num(), w[~finite].nan_to_num()):
+    if not torch.equal(torch.isfinite(g), finite) or not torch.equal(
+        g[~finite].nan_to_num(), w[~finite].nan_to_num()
+    ):
         raise Mismatch(f"{name} is not finite in the same {int(finite.sum())} of {w.numel()} places")
     difference = (g - w)[finite].abs()
     if difference.numel() == 0:
@@ -63,12 +65,12 @@ def _compare(name: str, g: torch.Tensor, w: torch.Tensor) -> float:
 
 
 def same_tokens(got: torch.Tensor, want: torch.Tensor, logits: tuple[torch.Tensor, ...]) -> float | None:
-    """Compare generated tokens (rows of ids); ``logits`` are the reference's, a [rows, vocabulary] for each new token.
+    """Compare generated tokens (rows of ids); ``logits`` are the reference's, [rows, vocabulary] a new token.
 
-    Returns None when they are equal, or the reference's top-2 gap where rows first part, when it is below TOP2_GAP.
+    Returns None when they are equal, else the reference's widest top-2 gap where rows first part.
 
     Raises:
-        Mismatch: when a token differs although the reference's choice was clear.
+        Mismatch: when that gap is not below TOP2_GAP: the reference's choice was clear.
     """
     if got.shape != want.shape:
         raise Mismatch(f"generated {list(got.shape)} instead of {list(want.shape)} tokens")
@@ -88,7 +90,7 @@ def same_tokens(got: torch.Tensor, want: torch.Tensor, logits: tuple[torch.Tenso
 
 
 def compare_gradients(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
-    """The largest difference relative to its gradient's largest element; raises :class:`Mismatch` beyond the bound."""
+    """The largest difference relative to its gradient's largest element; :class:`Mismatch` beyond the bound."""
     if got.keys() != want.keys():
         only = sorted(got.keys() ^ want.keys())[:3]
         raise Mismatch(f"other parameters have gradients: {only}")
@@ -97,7 +99,7 @@ def compare_gradients(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor
     for name, w in want.items():
         if not w.numel():
             continue
-        # A gradient that is zero but for rounding, such as a key bias under softmax, is measured against the others.
+        # What is zero but for rounding, such as a key bias under softmax, is measured against the others.
         scale = max(float(w.abs().max()), 1e-3 * scale_of_all, ATOL)
         error = float((got[name] - w).abs().max()) / scale
         if not error <= GRADIENT_RTOL:

@@ -50,7 +50,7 @@ def _make(rule, config, generator) -> torch.Tensor:
 
 
 def _size(config, size) -> int:
-    """An integer, or the name of an attribute ("this|or|that=8", 8 without any) of the config or of one of its parts."""
+    """An integer, or an attribute ("this|or|that=8", 8 without any) of the config or of one of its parts."""
     if isinstance(size, int):
         return size
     size, _, otherwise = size.partition("=")
@@ -80,7 +80,10 @@ def _patches(model, grid: str, patches: str) -> dict[str, tuple]:
 def _with_media_tokens(model, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Put as many image or audio tokens in front of the text as the model makes features of them."""
     for method, inputs, names in input_rules.MEDIA:
-        config = next((c for c in (getattr(model.config, p, None) for p in ("thinker_config", "vlm_config")) if c), model.config)
+        config = next(
+            (c for c in (getattr(model.config, p, None) for p in ("thinker_config", "vlm_config")) if c),
+            model.config,
+        )
         token = next((getattr(config, n) for n in names if isinstance(getattr(config, n, None), int)), None)
         function = _found(model, method)
         if token is None or function is None or not any(n in made for n in inputs):

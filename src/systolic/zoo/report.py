@@ -10,11 +10,11 @@ from . import criterion
 from .checks import ATTEMPTED, CHECKS, NEW_TOKENS, NOT_INSTANTIATED, REFERENCE_FAILS, Record
 
 CRITERION = (
-    f"Same structure, shapes and dtypes as CPU PyTorch in float32, finite in the same places, and every difference within "
-    f"rtol {criterion.RTOL:g} / atol {criterion.ATOL:g} for all floating-point results, eager and compiled; integer results "
-    f"equal. Greedy generation of {NEW_TOKENS} tokens with the class's own cache: the same tokens, or, where one differs, "
-    f"the reference's two best logits closer than {criterion.TOP2_GAP:g} (the gap is then given). One backward step: each "
-    f"gradient within {criterion.GRADIENT_RTOL:g} of its largest element."
+    "Same structure, shapes and dtypes as CPU PyTorch in float32, finite in the same places, and every difference "
+    f"within rtol {criterion.RTOL:g} / atol {criterion.ATOL:g} for all floating-point results, eager and compiled; "
+    f"integer results equal. Greedy generation of {NEW_TOKENS} tokens with the class's own cache: the same tokens, or, "
+    f"where one differs, the reference's two best logits closer than {criterion.TOP2_GAP:g} (the gap is then given). "
+    f"One backward step: each gradient within {criterion.GRADIENT_RTOL:g} of its largest element."
 )
 
 
@@ -26,7 +26,9 @@ def summary(records: list[Record]) -> dict:
         "attempted": len(attempted),
         "ran": sum(r.ran for r in attempted),
         "matched": sum(r.matched for r in attempted),
-        "compiled_whole": sum(r.compiled.get("breaks") == 0 and r.compiled.get("graphs") == 1 for r in attempted),
+        "compiled_whole": sum(
+            r.compiled.get("breaks") == 0 and r.compiled.get("graphs") == 1 for r in attempted
+        ),
         "with_cpu_fallbacks": sum(bool(r.fallbacks) for r in attempted),
         "not_instantiated": sum(r.state == NOT_INSTANTIATED for r in records),
         "reference_fails": sum(r.state == REFERENCE_FAILS for r in records),
@@ -75,24 +77,42 @@ def table(counts: dict) -> str:
 def _markdown(counts: dict, versions: dict, records: list[Record]) -> str:
     attempted = [r for r in records if r.state == ATTEMPTED]
     lines = [
-        "# Architectures", "",
-        f"Written by `systolic zoo`: the architectures of transformers {versions['transformers']}, shrunken and with random",
-        f"weights, on the `tpu` device (here XLA on the CPU) against CPU PyTorch {versions['torch']} in float32. An architecture",
-        "is a model type with its most telling head. It ran when all its checks ended without an error, and matched when all",
-        "gave the reference's results.", "",
-        CRITERION, "", table(counts), "",
-        f"{counts['compiled_whole']} of {counts['attempted']} compile whole, as one graph; {counts['with_cpu_fallbacks']} need an",
-        f"operator that runs on the CPU. The checks took {counts['seconds'] / 60:.0f} minutes one after the other.", "",
-        "## Failures", "", "| model type | class | cause |", "| --- | --- | --- |",
-    ]  # fmt: skip
+        "# Architectures",
+        "",
+        f"Written by `systolic zoo`: the architectures of transformers {versions['transformers']}, shrunken and with",
+        f"random weights, on the `tpu` device (here XLA on the CPU) against CPU PyTorch {versions['torch']} in float32.",
+        "An architecture is a model type with its most telling head. It ran when all its checks ended without an",
+        "error, and matched when all gave the reference's results.",
+        "",
+        CRITERION,
+        "",
+        table(counts),
+        "",
+        f"{counts['compiled_whole']} of {counts['attempted']} compile whole, as one graph;",
+        f"{counts['with_cpu_fallbacks']} need an operator that runs on the CPU.",
+        f"The checks took {counts['seconds'] / 60:.0f} minutes one after the other.",
+        "",
+        "## Failures",
+        "",
+        "| model type | class | cause |",
+        "| --- | --- | --- |",
+    ]
     lines += [f"| {r.model_type} | {r.class_name} | {_cell(r.cause)} |" for r in attempted if not r.matched]
     lines += ["", "## Attempted", "", "Breaks are graph breaks; the difference is the largest of eager and compiled.", "",
               "| model type | class | task | eager | compiled | breaks | generate | backward | difference | CPU fallbacks |",
               "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     lines += [_row(r) for r in attempted]
     for state in (NOT_INSTANTIATED, REFERENCE_FAILS):
-        lines += ["", f"## {state.capitalize()}", "", "| model type | class | reason |", "| --- | --- | --- |"]
-        lines += [f"| {r.model_type} | {r.class_name} | {_cell(r.cause)} |" for r in records if r.state == state]
+        lines += [
+            "",
+            f"## {state.capitalize()}",
+            "",
+            "| model type | class | reason |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| {r.model_type} | {r.class_name} | {_cell(r.cause)} |" for r in records if r.state == state
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,15 +1,23 @@
-"""A small config of a model type, by the tables of :mod:`systolic.zoo.rules`."""
+"""A small config of a model type, by the tables of :mod:`.rules` and :mod:`.families`."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from . import rules
+from . import families, rules
 
 # At most so many layers, one of each kind, where a config lists the kinds of its layers.
 MOST_LAYERS = 4
-DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers", "decoder_layers")
+DEPTH_NAMES = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "depth",
+    "encoder_layers",
+    "decoder_layers",
+)
 
 
 class Shrinker:
@@ -23,8 +31,10 @@ class Shrinker:
 
         Raises what the class raises.
         """
-        family = dict(rules.FAMILIES.get(cls.model_type, {})) | (given or {})
-        parts = {k: self._part(None, k, v) for k, v in family.items() if isinstance(v, dict) and "model_type" in v}
+        family = dict(families.FAMILIES.get(cls.model_type, {})) | (given or {})
+        parts = {
+            k: self._part(None, k, v) for k, v in family.items() if isinstance(v, dict) and "model_type" in v
+        }
         plain = cls(**parts)
         default = plain if like is None else like
         fields = getattr(cls, "__dataclass_fields__", {})
@@ -34,7 +44,11 @@ class Shrinker:
             if n in fields and not _is_config(v) and n in own and type(v) is not dict and v != own[n]
         } | self._layers(default)  # fmt: skip
         for name, value in vars(default).items():
-            if name in family or name.startswith("_") or (isinstance(value, (list, tuple)) and name in values):
+            if (
+                name in family
+                or name.startswith("_")
+                or (isinstance(value, (list, tuple)) and name in values)
+            ):
                 continue
             if _is_config(value):
                 values[name] = self.config(type(value), like=value)
@@ -47,7 +61,11 @@ class Shrinker:
                 if small is not value and small != value:
                     values[name] = small
         values = {k: v for k, v in values.items() if k in fields or k in cls.sub_configs}
-        if like is not None and like is not plain and vars(like).get("_out_indices") != own.get("_out_indices"):
+        if (
+            like is not None
+            and like is not plain
+            and vars(like).get("_out_indices") != own.get("_out_indices")
+        ):
             deepest = values.get("num_hidden_layers", len(like.stage_names) - 1)
             values["out_indices"] = [min(i, deepest) for i in like.out_indices]
         return cls(**values | {k: self._part(default, k, v) for k, v in family.items()})
@@ -57,7 +75,9 @@ class Shrinker:
         if isinstance(value, dict) and "model_type" in value:
             from transformers import CONFIG_MAPPING
 
-            small = self.config(CONFIG_MAPPING[value["model_type"]], {k: v for k, v in value.items() if k != "model_type"})
+            small = self.config(
+                CONFIG_MAPPING[value["model_type"]], {k: v for k, v in value.items() if k != "model_type"}
+            )
             return small.to_dict()  # some composite configs take their parts in this form only
         part = vars(default).get(name)
         return self.config(type(part), value, part) if isinstance(value, dict) and _is_config(part) else value

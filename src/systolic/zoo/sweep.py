@@ -31,7 +31,9 @@ def read(journal: Path) -> dict[str, Record]:
         try:
             record = Record(**json.loads(line))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{journal}, line {number}, is no record of the zoo ({error}); remove the file") from None
+            raise ValueError(
+                f"{journal}, line {number}, is no record of the zoo ({error}); remove the file"
+            ) from None
         found[record.model_type] = record
     return found
 
@@ -48,12 +50,19 @@ def prepare() -> None:
 
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
-    logging.getLogger("torch").setLevel(logging.CRITICAL)  # an error is in its record; PyTorch logs it in pages as well
+    logging.getLogger("torch").setLevel(
+        logging.CRITICAL
+    )  # an error is in its record; PyTorch logs it in pages as well
     torch.set_num_threads(1)  # each worker has a core of its own
 
 
 def sweep(
-    chosen: Iterable[Architecture], known: dict[str, Record], journal: Path, jobs: int, limit: float, shown: TextIO = sys.stderr
+    chosen: Iterable[Architecture],
+    known: dict[str, Record],
+    journal: Path,
+    jobs: int,
+    limit: float,
+    shown: TextIO = sys.stderr,
 ) -> list[Record]:
     """Run what is not ``known`` and return the records of all ``chosen``; each is in the journal at once."""
     chosen = list(chosen)
@@ -76,7 +85,15 @@ def sweep(
 def _show(shown: TextIO, record: Record, count: str, rest: str) -> None:
     """One line for each record; on a terminal only those that did not match stay."""
     good = record.matched
-    state = "matches" if good else record.state if record.state != "attempted" else "does not match" if record.ran else "fails"
+    state = (
+        "matches"
+        if good
+        else record.state
+        if record.state != "attempted"
+        else "does not match"
+        if record.ran
+        else "fails"
+    )
     line = f"{count} {record.model_type}: {state}" + (f": {record.cause[:300]}" if record.cause else "")
     if shown.isatty():
         shown.write("\r\x1b[K" + (line if good else line + "\n") + f" ... {rest}")
