@@ -43,8 +43,8 @@ _MIMI = {
 
 # Model type -> attributes of its config (also as a part of another), instead of the rules above.
 FAMILIES: dict[str, dict[str, object]] = {
-    "align": {"projection_dim": 320},
-    "align_vision_model": _EFFICIENTNET | {"hidden_dim": 1280},
+    "align": {"projection_dim": 80},
+    "align_vision_model": _EFFICIENTNET,
     "efficientnet": _EFFICIENTNET,
     "aria": {"projector_patch_to_query_dict": {16: 8}},
     "audioflamingo3_encoder": {"max_source_positions": 16},

@@ -66,7 +66,8 @@ def sweep(
 ) -> list[Record]:
     """Run what is not ``known`` and return the records of all ``chosen``; each is in the journal at once."""
     chosen = list(chosen)
-    left = [a for a in chosen if a.model_type not in known]
+    # Families mixed, so that the time of those that ran says something of those that are left.
+    left = sorted((a for a in chosen if a.model_type not in known), key=lambda a: a.seed)
     records = [known[a.model_type] for a in chosen if a.model_type in known]
     journal.parent.mkdir(parents=True, exist_ok=True)
     journal.write_text("".join(json.dumps(asdict(r)) + "\n" for r in known.values()))
