@@ -26,7 +26,7 @@ from .buckets import Buckets, input_symbols
 from .edges import Edges, device_indices
 from .identity import digest
 from .interpreter import Sizes, not_lowered, run
-from .passes import keep_weights_as_stored
+from .passes import keep_transposed_operands, keep_weights_as_stored
 from .repeats import find
 from .saved_random import keep_states_on_device
 
@@ -137,6 +137,7 @@ class CompiledGraph:
         self.module = gm
         self.graph = gm.graph
         keep_weights_as_stored(self.graph)
+        keep_transposed_operands(self.graph)
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.mutations = self._take_mutations()  # placeholder position -> node with its new value
         output = next(n for n in self.graph.nodes if n.op == "output")

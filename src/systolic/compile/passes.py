@@ -51,3 +51,44 @@ def keep_weights_as_stored(graph: Graph) -> int:
     if changed:
         graph.eliminate_dead_code()
     return changed
+
+
+def keep_transposed_operands(graph: Graph) -> int:
+    """Batched products whose right side is a transpose become ``systolic::bmm_transposed``; returns how many.
+
+    The scores of attention are such: a kernel that reads the keys as stored needs no transposed copy.
+    """
+    from ..kernels.dense import torch_op  # noqa: F401  defines the operator
+
+    changed = 0
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target is not aten.bmm.default or node.kwargs or len(node.args) != 2:
+            continue
+        if _ends_in_transpose(node.args[1]) and node.meta["val"].dtype == torch.float32:
+            node.target = torch.ops.systolic.bmm_transposed.default
+            changed += 1
+    return changed
+
+
+# What keeps the order of the last two dimensions in memory, if its result has them too.
+_KEEPING = {aten.mul.Scalar, aten.div.Scalar, aten.expand.default, aten.view.default, aten._unsafe_view.default,
+            aten.reshape.default, aten.detach.default, aten.alias.default, aten.unsqueeze.default}  # fmt: skip
+
+
+def _ends_in_transpose(node) -> bool:
+    """Whether a tensor is a transpose of its last two dimensions, by way of operators of :data:`_KEEPING`."""
+    if not isinstance(node, Node):
+        return False
+    sizes = tuple(node.meta["val"].shape[-2:])
+    while isinstance(node, Node) and node.op == "call_function":
+        dims = node.meta["val"].dim()
+        if tuple(node.meta["val"].shape[-2:]) != sizes:
+            return False
+        if node.target is aten.transpose.int:
+            return {d % dims for d in node.args[1:3]} == {dims - 2, dims - 1}
+        if node.target is aten.permute.default:
+            return [d % dims for d in node.args[1]][-2:] == [dims - 1, dims - 2]
+        if node.target not in _KEEPING:
+            return False
+        node = node.args[0]
+    return False

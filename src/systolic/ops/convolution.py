@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..kernels.dense import convolution_2d
 from .matmul import FULL
 from .numerics import cast, opmath
 from .registry import lower, out
@@ -51,6 +52,8 @@ def _convolution(
     acc = opmath(spec.dtype)
     if input.size == 0 or weight.size == 0:
         result = jnp.zeros(spec.shape, acc)
+    elif input.ndim == 4 and input.dtype == weight.dtype == jnp.float32 and groups == 1 and not transposed:
+        result = convolution_2d(input, weight, *(per_dim(v, 2) for v in (stride, padding, dilation)))
     else:
         result = _convolve(input, weight, stride, padding, dilation, transposed, output_padding, groups, acc)
     if bias is not None:

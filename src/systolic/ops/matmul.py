@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+from ..kernels.dense import batched_matmul
 from .numerics import cast, opmath
 from .registry import lower, out
 
@@ -29,6 +30,8 @@ def product(a, b, dtype=None):
     """``[M, K] @ [K, N]``, or ``[B, M, K] @ [B, K, N]``."""
     if a.ndim == 2:
         return dot_general(a, b, ((1,), (0,)), dtype=dtype)
+    if a.dtype == b.dtype == jnp.float32 and dtype in (None, jnp.float32):
+        return batched_matmul(a, b)
     return dot_general(a, b, ((2,), (1,)), ((0,), (0,)), dtype=dtype)
 
 

@@ -29,6 +29,8 @@ SOURCES = pathlib.Path(__file__).parent / "csrc"
 # FFI target name -> symbol in the library.
 TARGETS = {
     "systolic_add_rms_norm": "SystolicAddRmsNorm",
+    "systolic_batched_matmul": "SystolicBatchedMatmul",
+    "systolic_convolution": "SystolicConvolution",
     "systolic_gemm": "SystolicGemm",
     "systolic_paged_attention": "SystolicPagedAttention",
     "systolic_rms_norm": "SystolicRmsNorm",

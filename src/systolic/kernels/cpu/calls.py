@@ -100,6 +100,27 @@ def gemm_cpu(x, weight, bias=None):
     return call(x, weight, jnp.zeros((0,), jnp.float32) if bias is None else bias)
 
 
+def batched_matmul_cpu(a, b, *, transposed: bool):
+    """a @ b as one custom call; a: [B, M, K] float32, b: [B, K, N] float32. See `systolic.kernels.dense`.
+
+    With ``transposed`` the call takes b with its columns contiguous, which spares XLA a copy of a transposed array.
+    """
+    load()
+    result = jax.ShapeDtypeStruct((*a.shape[:2], b.shape[2]), jnp.float32)
+    layouts = (None, (0, 2, 1) if transposed else None)
+    call = jax.ffi.ffi_call("systolic_batched_matmul", result, input_layouts=layouts)
+    return call(a, b, transposed=np.bool_(transposed))
+
+
+def convolution_2d_cpu(x, weight, *, result, stride, padding, dilation):
+    """A 2-D convolution as one custom call; ``result`` gives its shape. See `systolic.kernels.dense`."""
+    load()
+    pairs = {"stride": stride, "padding": padding, "dilation": dilation}
+    attributes = {name: np.array(pair, np.int64) for name, pair in pairs.items()}
+    call = jax.ffi.ffi_call("systolic_convolution", jax.ShapeDtypeStruct(result.shape, jnp.float32))
+    return call(x, weight, **attributes)
+
+
 def _rows(x):
     """x [..., d] as [M, d]; d comes from the shape, as -1 has no meaning for an empty array."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
