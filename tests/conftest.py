@@ -18,7 +18,7 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::", 1)[0]
-            if path.startswith("tests/conformance/"):  # long enough for two workers
+            if path.startswith(("tests/conformance/", "tests/zoo/")):  # long enough for two workers
                 return f"{path} {nodeid.endswith('/compiled]')}"
             return "tests/engine" if path.startswith("tests/engine/") else path
 

@@ -44,6 +44,7 @@ class Record:
     backward: dict[str, Any] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     def applied(self) -> list[dict]:
         """The checks that apply."""
@@ -71,7 +72,7 @@ def run(architecture: Architecture, limit: float, wanted: tuple[str, ...] = CHEC
     """Run the ``wanted`` checks (always the eager one) of an architecture, for at most ``limit`` seconds in all."""
     a = architecture
     record = Record(a.model_type, a.class_name, a.task)
-    started, before = time.perf_counter(), torch.tpu.fallbacks()
+    started, cpu, before = time.perf_counter(), time.process_time(), torch.tpu.fallbacks()
     try:
         with time_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -89,6 +90,7 @@ def run(architecture: Architecture, limit: float, wanted: tuple[str, ...] = CHEC
         n: c - before.get(n, 0) for n, c in torch.tpu.fallbacks().items() if c > before.get(n, 0)
     }
     record.seconds = round(time.perf_counter() - started, 1)
+    record.cpu_seconds = round(time.process_time() - cpu, 1)
     return record
 
 
@@ -251,4 +253,4 @@ def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     place = f" ({frame.filename.rpartition('/')[2]}:{frame.lineno})" if frame else ""
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:240]}{place}"
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}{place}"

@@ -18,6 +18,8 @@ def build(model: torch.nn.Module, architecture: Architecture) -> dict[str, torch
     chosen = {n: r for n, r in input_rules.DEFAULTS.items() if n in accepted and n not in family}
     if "pixel_values" in accepted:
         chosen.pop("pixel_values_videos", None)
+    if "input_ids" not in chosen and "input_ids" not in family:
+        chosen.pop("attention_mask", None)  # it is one of tokens
     if getattr(model.config, "is_encoder_decoder", False):
         chosen |= {n: r for n, r in input_rules.DECODER.items() if n in accepted and n not in family}
     for grid, patches in input_rules.GRIDS:

@@ -33,6 +33,7 @@ def summary(records: list[Record]) -> dict:
         "not_instantiated": sum(r.state == NOT_INSTANTIATED for r in records),
         "reference_fails": sum(r.state == REFERENCE_FAILS for r in records),
         "seconds": round(sum(r.seconds for r in records)),
+        "cpu_seconds": round(sum(r.cpu_seconds for r in records)),
     }
     for check in CHECKS:
         entries = [e for r in attempted if "not_applicable" not in (e := getattr(r, check))]
@@ -90,7 +91,7 @@ def _markdown(counts: dict, versions: dict, records: list[Record]) -> str:
         "",
         f"{counts['compiled_whole']} of {counts['attempted']} compile whole, as one graph;",
         f"{counts['with_cpu_fallbacks']} need an operator that runs on the CPU.",
-        f"The checks took {counts['seconds'] / 60:.0f} minutes one after the other.",
+        f"The checks took {counts['cpu_seconds'] / 60:.0f} minutes of one core.",
         "",
         "## Failures",
         "",
