@@ -30,13 +30,13 @@ def to_tpu(values):
 def check(function, *hosts, compiled=None, whole=True, rtol=None, atol=None, **options):
     """The compiled function on the device equals the plain one on the CPU, and so do gradients where inputs want them.
 
-    With ``whole`` the function must be one graph, and no graph may run operator by operator.
+    With ``whole`` the function must be one graph, and no graph may be cut into several programs.
     """
     compiled = compiled or torch.compile(function, backend="tpu", fullgraph=whole, **options)
     devices = to_tpu(hosts)
     with warnings.catch_warnings():
         if whole:
-            warnings.filterwarnings("error", message="a compiled graph runs operator by operator")
+            warnings.filterwarnings("error", message="a compiled graph is cut")
         got, want = tree_leaves(compiled(*devices)), tree_leaves(function(*hosts))
         assert len(got) == len(want)
         for a, b in zip(got, want):

@@ -319,7 +319,7 @@ def test_operators_without_a_lowering_run_on_the_cpu_and_say_so():
         library.impl("twice", lambda x: x * 2, "CPU")
         library.impl("twice", lambda x: torch.empty_like(x), "Meta")
         compiled = torch.compile(lambda x: torch.ops.unlowered_graph.twice(x * 2) + 1, fullgraph=True)
-        with pytest.warns(UserWarning, match="unlowered_graph.twice.* cannot be part of a program"):
+        with pytest.warns(UserWarning, match="unlowered_graph.twice.* cannot be part of one"):
             got = compiled(x.tpu())
     torch.testing.assert_close(got.cpu(), x * 4 + 1)
     assert sum(torch.tpu.fallbacks().values()) == before + 1

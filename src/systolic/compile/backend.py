@@ -85,8 +85,8 @@ def compile_graph(
 ):  # fmt: skip
     """A callable for one ATen graph; executables are made at its first call with each signature.
 
-    A graph with an operator that is not lowered runs operator by operator, and says so; so does, without
-    a word, one that spans several devices.  ``share_results``: see
+    A graph with an operator that is not lowered is cut there, and says so; one that spans several devices runs operator
+    by operator.  ``share_results``: see
     :func:`systolic.compile.aliases.find_aliases`.  ``sources``: see :class:`CompiledGraph`.
     With ``buckets`` symbolic sizes are rounded up.  Raises CannotPad where that could change results.
     """
@@ -95,13 +95,14 @@ def compile_graph(
     if len(device_indices(gm.graph)) > 1:
         graph = None
     elif missing:
+        from .cuts import CutGraph
+
         warnings.warn(
-            f"a compiled graph runs operator by operator: {', '.join(missing)} cannot be part of a program. Operators "
-            "that tpu does not have run on the CPU (torch.tpu.fallbacks() counts such calls). Keep it out of the "
-            "compiled function to have the rest as one program.",
+            f"a compiled graph is cut into several programs at {', '.join(missing)}, which cannot be part of one. "
+            "Operators that tpu does not have run on the CPU (torch.tpu.fallbacks() counts such calls).",
             stacklevel=2,
         )
-        graph = None
+        graph = CutGraph(gm)
     elif buckets is not None and input_symbols(gm.graph):
         from .bucketed import BucketedGraph
 

@@ -188,7 +188,7 @@ def _call(node: Node, values, sizes: Sizes, keys):
         return sizes.concrete(node.meta["val"])
     if target in _READS_STORAGE:
         args[0] = _in_storage_order(args[0], node.args[0].meta["val"], sizes)
-    return _operate(target, args, kwargs, node.meta["val"], sizes, key and key.data)
+    return _operate(target, args, kwargs, node.meta.get("val"), sizes, key and key.data)
 
 
 def _operate(target: torch._ops.OpOverload, args, kwargs, result, sizes: Sizes, key):
@@ -251,23 +251,24 @@ def _in_storage_order(value, tensor, sizes: Sizes):
 
 def not_lowered(graph: Graph) -> list[str]:
     """Names of the operators in a graph, and in those that it runs, that :func:`run` cannot evaluate."""
-    missing = set()
-    for node in graph.nodes:
-        target = node.target
-        if node.op != "call_function":
-            continue
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            if higher_order.find(target) is None or higher_order.depends_on_data(node):
-                missing.add(str(target))
-            for module in higher_order.subgraphs(node):
-                missing.update(not_lowered(module.graph))
-        if not isinstance(target, torch._ops.OpOverload) or custom.find(target._schema.name) is not None:
-            continue
-        name = target._schema.name.removeprefix("aten::")
-        known = registry.find(name, target._schema.overload_name) if target.namespace == "aten" else None
-        if known is None and not name.startswith("sym_"):
-            missing.add(str(target))
-    return sorted(missing)
+    return sorted({name for node in graph.nodes for name in not_lowered_in(node)})
+
+
+def not_lowered_in(node: Node) -> list[str]:
+    """:func:`not_lowered` of one node: it has no lowering, or a result whose size only the data tells."""
+    target = node.target
+    if node.op != "call_function":
+        return []
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        missing = [str(target)] if higher_order.find(target) is None or higher_order.depends_on_data(node) else []
+        return missing + [name for module in higher_order.subgraphs(node) for name in not_lowered(module.graph)]
+    if node.meta.get("unbacked_bindings"):
+        return [str(target)]
+    if not isinstance(target, torch._ops.OpOverload) or custom.find(target._schema.name) is not None:
+        return []
+    name = target._schema.name.removeprefix("aten::")
+    known = registry.find(name, target._schema.overload_name) if target.namespace == "aten" else None
+    return [] if known is not None or name.startswith("sym_") else [str(target)]
 
 
 def _plain(value, sizes: Sizes):
@@ -286,3 +287,13 @@ def _convert_element_type(a, dtype):
 
 
 register_custom("prims::convert_element_type", _convert_element_type)
+
+
+def _assert_scalar(self, assert_msg):
+    """A condition on sizes: programs are made for the sizes of a call, so it is checked when one is made."""
+    if not self:
+        raise RuntimeError(assert_msg)
+    return None
+
+
+register_custom("aten::_assert_scalar", _assert_scalar)
