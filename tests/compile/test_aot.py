@@ -104,3 +104,12 @@ def test_a_program_for_a_tpu_without_one():
     program = aot.export(torch.export.export(nn.Linear(4, 3), (torch.randn(2, 4),)), platforms=("tpu",))
     assert "stablehlo.dot_general" in program.stablehlo()
     assert "tpu" in program._exported.platforms
+
+
+def test_convolution_and_batch_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    program = aot.export(torch.export.export(model, (x,)))
+    # float32 sums in another order
+    torch.testing.assert_close(program(x.tpu()).cpu(), model(x).detach(), rtol=1e-4, atol=1e-5)

@@ -184,3 +184,33 @@ def test_what_a_branch_computes_is_part_of_a_programs_identity():
         return digest(exported.graph_module, exported.graph)
 
     assert identity(1) == identity(1) != identity(2)
+
+
+def test_autocast_reaches_inside():
+    functions = {
+        "cond": lambda x, w: torch.cond(x.sum() > 1e9, lambda x: x.sin() @ w, lambda x: x @ w, (x,)),
+        "scan": lambda x, w: scan(lambda c, row: (c + 1, w @ row), x[0] * 0, x)[1],
+        "map": lambda x, w: map_over(lambda row, w: w @ row, x, w),
+    }
+    x, w = torch.randn(4, 4).tpu(), torch.randn(4, 4).tpu()
+    for name, f in functions.items():
+        with torch.autocast("tpu", dtype=torch.bfloat16):
+            got = torch.compile(f, backend="tpu", fullgraph=True)(x, w)
+            want = x @ (w if name == "cond" else w.t())
+        assert got.dtype == torch.bfloat16, name
+        torch.testing.assert_close(got.cpu(), want.cpu(), rtol=2e-2, atol=2e-2)  # bfloat16 rounds at other places
+
+
+def test_a_scan_keeps_its_random_numbers_for_the_gradient_and_others_refuse_one():
+    """PyTorch's derivatives of the others run their graphs again, with new numbers."""
+    x = torch.ones(8, 64).tpu().requires_grad_()
+    dropped = torch.compile(lambda x: scan(lambda c, row: (c + 0, F.dropout(row, 0.5)), x[0] * 0, x)[1], backend="tpu")
+    out = dropped(x)
+    out.sum().backward()
+    assert torch.equal((out.detach() != 0).cpu(), (x.grad != 0).cpu())
+    for f in (
+        lambda x: torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5), lambda x: x * 2, (x,)),
+        lambda x: map_over(lambda row: F.dropout(row, 0.5), x),
+    ):
+        with pytest.raises(Exception, match="would draw other random numbers than the forward pass did. Draw them out"):
+            torch.compile(f, backend="tpu")(x).sum().backward()

@@ -128,3 +128,12 @@ def test_without_torch_compile_and_in_half_precision():
     assert got.dtype == torch.bfloat16
     # bfloat16 has 8 bits; weights are rounded to it before the second product
     torch.testing.assert_close(got.cpu().float(), attention(*(t.float() for t in halves))[0], rtol=2e-2, atol=2e-2)
+
+
+def test_autocast_casts_what_is_multiplied():
+    q, k, v = inputs(requires_grad=False)
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        got = torch.compile(flex_attention, backend="tpu", fullgraph=True)(q.tpu(), k.tpu(), v.tpu())
+    assert got.dtype == torch.bfloat16
+    halves = [t.bfloat16().float() for t in (q, k, v)]
+    torch.testing.assert_close(got.cpu().float(), attention(*halves)[0], rtol=2e-2, atol=2e-2)  # bfloat16: 8 bits

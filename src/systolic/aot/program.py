@@ -156,13 +156,12 @@ def export(exported: torch.export.ExportedProgram, platforms: tuple[str, ...] | 
     from ..compile import higher_order
     from ..compile.interpreter import not_lowered, run
     from ..device import _C
-    from ..device.decomposed import graph_table
     from ..ops.numerics import jdtype
 
     if not isinstance(exported, torch.export.ExportedProgram):
         raise TypeError(f"expected a torch.export.ExportedProgram, got {type(exported).__name__}")
     _C.ensure_initialized()
-    exported = exported.run_decompositions(graph_table())
+    exported = exported.run_decompositions(_decompositions())
     graph, signature = exported.graph, exported.graph_signature
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for node in placeholders:
@@ -204,6 +203,19 @@ def export(exported: torch.export.ExportedProgram, platforms: tuple[str, ...] | 
         lowered = jax.export.export(jax.jit(function, keep_unused=True), platforms=platforms)(*shapes)
     in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
     return Program(Module.of(lowered), state, inputs, results, constants, in_spec, out_spec)
+
+
+def _decompositions() -> dict:
+    """PyTorch's decompositions of the operators that have no lowering."""
+    from ..device.decomposed import graph_table
+    from ..ops import registry
+
+    table = dict(graph_table())
+    for op, function in torch.export.default_decompositions().materialize().items():
+        schema = op._schema
+        if op.namespace == "aten" and registry.find(schema.name.removeprefix("aten::"), schema.overload_name) is None:
+            table.setdefault(op, function)
+    return table
 
 
 def _refuse_dynamic(node: torch.fx.Node) -> None:

@@ -34,6 +34,7 @@ def register_lazily() -> None:
     _when_imported("torch._dynamo.backends.registry", _register_backend)
     _when_imported("torch._dynamo.device_interface", lambda m: m.register_interface_for_device("tpu", load_interface()))
     _when_imported("torch.nn.attention.flex_attention", _admit_flex_attention)
+    _let_autocast_reach_inside()
     original = torch._TorchCompileInductorWrapper.__call__
 
     def call(self, model, inputs):
@@ -64,6 +65,8 @@ def _register_backend(registry) -> None:
 
 def _admit_flex_attention(module) -> None:
     """PyTorch checks the device against a list of those that its own kernels know."""
+    import torch
+
     check = module._validate_device
 
     def _validate_device(query, key, value):
@@ -71,6 +74,25 @@ def _admit_flex_attention(module) -> None:
             check(query, key, value)
 
     module._validate_device = _validate_device
+
+    @module.flex_attention_hop.py_impl(torch._C.DispatchKey.AutocastPrivateUse1)
+    def under_autocast(query, key, value, *arguments):
+        """As PyTorch does for its own devices: the operands are cast, what the functions compute is not."""
+        dtype = torch.get_autocast_dtype("tpu")
+        operands = [torch.amp.autocast_mode._cast(t, "tpu", dtype) for t in (query, key, value)]
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return module.flex_attention_hop(*operands, *arguments)
+
+
+def _let_autocast_reach_inside() -> None:
+    """Operators that take graphs leave autocast to what is in these; PyTorch says so for its own devices only."""
+    import torch
+
+    key = torch._C.DispatchKey.AutocastPrivateUse1
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for operation in torch._ops._higher_order_ops.values():
+        operation.fallthrough(key)
 
 
 def _when_imported(name: str, action) -> None:

@@ -58,7 +58,7 @@ def tpu_backend(gm: GraphModule, example_inputs, *, options=None, mode=None, **_
 
     return aot_autograd(
         fw_compiler=compiler,
-        bw_compiler=compiler,
+        bw_compiler=functools.partial(compiler, backward=True),
         inference_compiler=functools.partial(compiler, share_results=True),
         decompositions=graph_table(),
         partition_fn=min_cut_rematerialization_partition,
@@ -81,7 +81,7 @@ def graph_is_on_tpu(gm: GraphModule, example_inputs) -> bool:
 
 def compile_graph(
     gm: GraphModule, example_inputs, share_results: bool = False, sources: list[str] | None = None,
-    buckets: Buckets | None = None,
+    buckets: Buckets | None = None, backward: bool = False,
 ):  # fmt: skip
     """A callable for one ATen graph; executables are made at its first call with each signature.
 
@@ -90,6 +90,8 @@ def compile_graph(
     :func:`systolic.compile.aliases.find_aliases`.  ``sources``: see :class:`CompiledGraph`.
     With ``buckets`` symbolic sizes are rounded up.  Raises CannotPad where that could change results.
     """
+    if backward:
+        higher_order.refuse_redrawing(gm.graph)
     keep_states_on_device(gm.graph)
     missing = not_lowered(gm.graph)
     if len(device_indices(gm.graph)) > 1:

@@ -105,6 +105,20 @@ def count_keys(graph: Graph) -> int:
     return sum(map(takes_key, graph.nodes))
 
 
+def refuse_redrawing(graph: Graph) -> None:
+    """Refuse random numbers that a backward graph would draw anew where the forward pass had others.
+
+    PyTorch's derivatives of ``cond``, ``while_loop`` and ``map`` run the graph again, and give a wrong gradient then.
+    Raises NotImplementedError.
+    """
+    for node in graph.nodes:
+        if takes_key(node) and isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise NotImplementedError(
+                f"the gradient of {node.target} would draw other random numbers than the forward pass did. Draw them "
+                "outside, and pass them in"
+            )
+
+
 def depends_on_data(node: Node) -> bool:
     """True if a result is a number, or has a size, that only the data tells."""
     values = [v for v in tree_leaves(node.meta.get("val")) if v is not None]
