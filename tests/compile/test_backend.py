@@ -393,3 +393,20 @@ def test_host_functions_still_use_inductor():
     out, code = run_and_get_code(torch.compile(lambda x: x.sin() + 1), torch.zeros(2))
     assert out.tolist() == [1.0, 1.0] and code
     assert programs() == before
+
+
+@pytest.mark.parametrize("name", ["addcmul_", "addcdiv_"])
+def test_in_place_multiply_add_is_part_of_the_program(name, recwarn):
+    """Dynamo splits these into primitives of its own before a backend sees them."""
+
+    def step(p, a, b):
+        getattr(p, name)(a, b, value=-0.1)
+
+    hosts = [torch.rand(16) + 1 for _ in range(3)]
+    tensors = [h.tpu() for h in hosts]
+    before = programs()
+    torch.compile(step, backend="tpu")(*tensors)
+    assert programs() == before + 1
+    assert not [w for w in recwarn if "cut into several" in str(w.message)]
+    step(*hosts)
+    torch.testing.assert_close(tensors[0].cpu(), hosts[0])

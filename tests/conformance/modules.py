@@ -91,7 +91,9 @@ def check_optimizer(info, name: str, dtype: torch.dtype, compiled: bool) -> None
 
 def _steps(optimizer_class, kwargs, dtype, device, compiled, closure_needed):
     generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(3, 4, generator=generator), torch.randn(5, generator=generator)]
+    # Muon takes matrices only.
+    shapes = ((3, 4), (5, 2)) if optimizer_class is torch.optim.Muon else ((3, 4), (5,))
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
     goal = [torch.randn(t.shape, generator=generator).to(device, dtype) for t in start]
     parameters = [t.to(device, dtype).requires_grad_() for t in start]
     kwargs = tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, kwargs)

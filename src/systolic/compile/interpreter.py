@@ -297,3 +297,16 @@ def _assert_scalar(self, assert_msg):
 
 
 register_custom("aten::_assert_scalar", _assert_scalar)
+
+
+def _fma(a, b, c):
+    """``a * b + c`` without rounding after the product: what Dynamo makes of in-place addcmul and addcdiv."""
+    import jax.numpy as jnp
+
+    if a.dtype != jnp.float32:
+        return a * b + c
+    a, b, c = (x.astype(jnp.float64) for x in (a, b, c))  # the product is exact there
+    return (a * b + c).astype(jnp.float32)
+
+
+register_custom("prims::fma", _fma)

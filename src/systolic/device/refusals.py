@@ -22,6 +22,36 @@ def check(schema, op, values) -> None:
     _check_overlap(schema, values)
     _check_complex(schema, op, values)
     _check_empty(schema, op, values)
+    wrong = _WRONG.get(schema.name)
+    if wrong is not None and wrong(values):
+        error = raised_on_host(schema, op, values)
+        if error is not None:
+            raise error
+
+
+def _mask_is_not_boolean(values) -> bool:
+    return isinstance(values["mask"], Window) and tdtype(values["mask"].dtype) != torch.bool
+
+
+def _multinomial_dtypes(values) -> bool:
+    target = values.get("out")
+    return not tdtype(values["self"].dtype).is_floating_point or (
+        target is not None and tdtype(target.dtype) != torch.int64
+    )
+
+
+def _padding_is_negative(values) -> bool:
+    return any(isinstance(n, int) and n < 0 for n in values["padding"])
+
+
+# What only the CPU kernel of an operator looks at: then it is asked for its error.
+_WRONG = {
+    "aten::masked_scatter": _mask_is_not_boolean,
+    "aten::masked_scatter_": _mask_is_not_boolean,
+    "aten::multinomial": _multinomial_dtypes,
+    "aten::convolution": _padding_is_negative,
+    "aten::convolution_overrideable": _padding_is_negative,
+}
 
 
 def check_promotion(schema, op, values) -> None:

@@ -39,6 +39,10 @@ def _real(dtype) -> np.dtype:
 @lower("uniform", rng=True)
 def _uniform(key, from_=0.0, to=1.0, self=None):
     dtype = out().dtype
+    if jnp.issubdtype(dtype, jnp.complexfloating):  # each part is uniform
+        real = np.dtype(np.float64 if dtype == np.complex128 else np.float32)
+        parts = _half_open(key, (2, *out().shape), real) * cast(to - from_, real) + cast(from_, real)
+        return lax.complex(parts[0], parts[1])
     return _half_open(key, out().shape, dtype) * cast(to - from_, dtype) + cast(from_, dtype)
 
 
