@@ -142,6 +142,7 @@ def test_a_checkpoint_draws_its_random_numbers_again():
         torch.testing.assert_close(grad, slopes.gather(0, chosen[None])[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_hooks_of_modules_and_tensors():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to("tpu")
     model[0].register_forward_hook(lambda module, args, out: out * 2)

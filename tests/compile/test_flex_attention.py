@@ -95,6 +95,7 @@ def test_block_masks_and_rows_without_any_key():
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_block_mask_from_outside_with_dynamic_sizes():
     compiled = torch.compile(
         lambda q, k, v, mask: flex_attention(q, k, v, block_mask=mask), backend="tpu", fullgraph=True, dynamic=True
