@@ -18,6 +18,7 @@ from .catalog import Architecture
 
 NEW_TOKENS = 4
 CHECKS = ("eager", "backward", "generate", "compiled")  # in the order in which they run
+NOT_GENERATIVE = "the class does not generate"
 # States of a record: only the first counts as attempted.
 ATTEMPTED, NOT_INSTANTIATED, REFERENCE_FAILS = "attempted", "not instantiated", "the reference fails"
 
@@ -134,6 +135,8 @@ def _all(a: Architecture, record: Record, wanted: tuple[str, ...]) -> None:
         record.generate = _generate(model, device_model, given, device_given)
     if "compiled" in wanted:
         record.compiled = _check(lambda: _compiled(device_model, device_given, want))
+        if not record.compiled["ran"] and (error := _trace_fails(model, given)):
+            record.compiled = {"not_applicable": f"on the CPU Dynamo cannot trace it either: {error}"}
     for name in CHECKS:
         if name not in wanted and name != "eager":
             setattr(record, name, {"not_applicable": "left out of this run"})
@@ -208,7 +211,7 @@ def _backward(device_model, outputs, want) -> dict[str, Any]:
 
 def _generate(model, device_model, given, device_given) -> dict[str, Any]:
     if not model.can_generate():
-        return {"not_applicable": "the class does not generate"}
+        return {"not_applicable": NOT_GENERATIVE}
     want = _attempt(lambda: _greedy(model, given))
     if isinstance(want, Exception):
         return {"not_applicable": f"on the CPU: {one_line(want)}"}
@@ -246,6 +249,14 @@ def _compiled(device_model, device_given, want) -> dict[str, Any]:
         return found | {"difference": criterion.compare(criterion.results(output), want)}
     except criterion.Mismatch as error:
         return found | {"matched": False, "cause": str(error)}
+
+
+def _trace_fails(model, given) -> str:
+    """Why Dynamo alone, without any compiler, fails on the CPU as well; empty when it does not."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        error = _attempt(lambda: torch.compile(model, backend="eager")(**given))
+    return one_line(error) if isinstance(error, Exception) else ""
 
 
 def one_line(error: BaseException) -> str:

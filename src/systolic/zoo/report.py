@@ -7,7 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import criterion
-from .checks import ATTEMPTED, CHECKS, NEW_TOKENS, NOT_INSTANTIATED, REFERENCE_FAILS, Record
+from .checks import (
+    ATTEMPTED,
+    CHECKS,
+    NEW_TOKENS,
+    NOT_GENERATIVE,
+    NOT_INSTANTIATED,
+    REFERENCE_FAILS,
+    Record,
+)
 
 CRITERION = (
     "Same structure, shapes and dtypes as CPU PyTorch in float32, finite in the same places, and every difference "
@@ -103,6 +111,14 @@ def _markdown(counts: dict, versions: dict, records: list[Record]) -> str:
               "| model type | class | task | eager | compiled | breaks | generate | backward | difference | CPU fallbacks |",
               "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     lines += [_row(r) for r in attempted]
+    lines += ["", "## Checks that do not apply", "", "| model type | check | reason |", "| --- | --- | --- |"]
+    for r in attempted:
+        left_out = [(n, reason) for n in CHECKS if (reason := getattr(r, n).get("not_applicable"))]
+        lines += [
+            f"| {r.model_type} | {n} | {_cell(reason)} |"
+            for n, reason in left_out
+            if reason != NOT_GENERATIVE
+        ]
     for state in (NOT_INSTANTIATED, REFERENCE_FAILS):
         lines += [
             "",
