@@ -17,15 +17,17 @@ SECOND = ("generate", "backward", "compiled")
 
 @functools.cache
 def listed() -> dict[str, dict]:
-    """Records of the committed report by model type."""
+    """Records of the committed report by model type; none before the first run of `systolic zoo`."""
+    if not REPORT.exists():
+        return {}
     return {r["model_type"]: r for r in json.loads(REPORT.read_text())["architectures"]}
 
 
 def sample() -> list[tuple[Architecture, str]]:
-    """(architecture, second check) of those that the report has as attempted."""
+    """(architecture, second check) of those that the report has as attempted; of all without a report."""
     tasks: dict[str, list[Architecture]] = {}
     for a in architectures():
-        if listed().get(a.model_type, {}).get("state") == ATTEMPTED:
+        if not listed() or listed().get(a.model_type, {}).get("state") == ATTEMPTED:
             tasks.setdefault(a.task, []).append(a)
     total = sum(map(len, tasks.values()))
     # Every architecture has a place between 0 and 1, tasks side by side; the sample takes evenly spaced ones.

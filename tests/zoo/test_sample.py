@@ -16,7 +16,7 @@ from systolic.zoo.checks import CHECKS
 # Seconds for one; a busy machine is many times slower than the slowest.
 LIMIT = 240.0
 # Least number that is attempted, and shares of it that run and match.
-ATTEMPTED, RAN, MATCHED = 350, 0.98, 0.97
+LEAST, RAN, MATCHED = 350, 0.98, 0.97
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +27,10 @@ def prepared():
 @pytest.mark.parametrize(("architecture", "second"), sample(), ids=lambda value: str(value))
 def test_architecture(architecture, second):
     record = checks.run(architecture, LIMIT, ("eager", second))
-    wanted = listed()[architecture.model_type]
+    wanted = listed().get(architecture.model_type)
+    if wanted is None:
+        assert record.state != checks.ATTEMPTED or record.matched, record.cause
+        return
     for name in ("eager", second):
         entry = getattr(record, name)
         assert entry, record.cause
@@ -38,8 +41,9 @@ def test_architecture(architecture, second):
 
 
 def test_the_shares_are_held():
+    assert REPORT.exists(), "the report is missing: run `systolic zoo`"
     counts = json.loads(REPORT.read_text())["summary"]
-    assert counts["attempted"] >= ATTEMPTED
+    assert counts["attempted"] >= LEAST
     assert counts["ran"] >= RAN * counts["attempted"]
     assert counts["matched"] >= MATCHED * counts["attempted"]
 
