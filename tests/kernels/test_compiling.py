@@ -84,7 +84,8 @@ def test_the_compilers_dump_is_read(tmp_path):
         "  #allocation2 [shape = 'f32[8,128]', space=vmem, size = 0x1000, scoped, tag = 'scratch operand']\n"
         "  #allocation3 [shape = 's32[4]', space=smem, size = 0x200, scoped, tag = 'scratch operand']\n")
     (tmp_path / "12-systolic_x.1-72-final_bundles.txt").write_text(
-        "LB: loop body\n     0   :  { %s1 = sst }\n   0x1 LB: > { %v = vld }\n   0x2   : >> { %v = vadd }\n   0x3 LE:  {}\n")
+        "LB: loop body\n     0   :  { %s1 = sst }\n   0x1 LB: > { %v = vld }\n   0x2   : >> { %v = vadd }\n"
+        "   0x3 LE:  {}\n")
     (tmp_path / "12-systolic_x.1-71-schedule-analysis_final_bundles.txt").write_text("   0x1   : { }\n")
     (tmp_path / "12-systolic_x.1-70-final_hlo-static-per-bundle-utilization.txt").write_text(
         "== CAPACTIY:\nMXU, VALU, VLOAD:FILL, VSTORE:SPILL\n    2     4     3     2\n== UTILIZATION:\n"

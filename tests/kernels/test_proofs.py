@@ -12,7 +12,12 @@ from systolic.kernels.names import NAMES
 from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Proof
 
 # Of each kernel: programs that differ in types and options, and turns that differ in lengths.
-SAMPLE = {"paged_attention": ((0, (0, 3, 6)), (3, (2, 3)))}
+SAMPLE = {
+    "paged_attention": ((0, (0, 3, 6)), (3, (2, 3))),
+    "quantized_matmul": ((0, (0, 2)), (1, (0,)), (2, (0,)), (6, (0,))),
+    "flash_attention": ((0, (0, 3, 5)), (1, (4,))),
+    "grouped_matmul": ((0, (0, 3, 4)), (1, (4,)), (2, (6,))),
+}
 CASES = 200
 
 
@@ -55,8 +60,8 @@ def _copy_kernel(wait: bool, shift: float):
     return Proof(
         name="copy", summary="", pallas=pallas, reference=lambda x: (jnp.asarray(x),),
         draw=lambda seed, index: Case("copy", {"x": np.ones((8, 128), np.float32)}, {}, None),
-        oracle=lambda case: (case.arrays["x"].astype(np.float64),), bound=lambda case, output: Bound(1e-6, 0.0, "exact"),
-        entries=(), tuning=type(None),
+        oracle=lambda case: (case.arrays["x"].astype(np.float64),),
+        bound=lambda case, output: Bound(1e-6, 0.0, "exact"), entries=(), tuning=type(None),
     )  # fmt: skip
 
 

@@ -129,7 +129,8 @@ _ADVICE = (
     (r"smem.*(exceed|exhausted)|memory space smem", "the scalars do not fit in SMEM: fewer sequences or pages a call"),
     (r"divisible by 8 and 128|last two dimensions",
      "a block's last two sizes must be multiples of 8 and 128, or the array's"),
-    (r"not aligned|aligned to tiling|tile", "a slice does not start or end on a tile (8, 16 or 32 rows of 128 columns)"),
+    (r"not aligned|aligned to tiling|tile",
+     "a slice does not start or end on a tile (8, 16 or 32 rows of 128 columns)"),
     (r"not implemented|unsupported|Unimplemented",
      "this generation's compiler has no form of an operation that the kernel uses"),
 )  # fmt: skip

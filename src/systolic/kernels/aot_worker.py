@@ -44,7 +44,8 @@ def compile_entry(task: dict, dump: Path | None) -> dict:
     text = compiled.as_text()
     answer = {
         "seconds": round(seconds, 1), "temporary_bytes": memory.temp_size_in_bytes,
-        "code_bytes": memory.generated_code_size_in_bytes, "aliased_bytes": memory.alias_size_in_bytes, "kernels": text.count("tpu_custom_call"),
+        "code_bytes": memory.generated_code_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes, "kernels": text.count("tpu_custom_call"),
     }  # fmt: skip
     if dump is not None:
         answer |= read_schedule(dump)

@@ -5,6 +5,7 @@ Every result carries a digest of the sources it was made from; a result of other
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -17,17 +18,17 @@ from systolic.kernels.estimate import LEFT_OUT, estimate
 from systolic.kernels.generations import GENERATIONS
 from systolic.kernels.names import NAMES
 
-_SHARED = ("pallas.py", "narrow.py", "generations.py")
+_SHARED = ("pallas.py", "narrow.py", "generations.py", "worklist.py")
 
 
 @functools.cache
 def sources(kernel: str) -> str:
-    """Digest of what a kernel's results depend on."""
+    """Digest of what a kernel's results depend on: its code and the shared code, without comments and layout."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in [*(root / name for name in _SHARED), *sorted((root / kernel).glob("*.py"))]:
         if path.name not in ("torch_op.py", "__init__.py"):
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(f"{path.name} {ast.dump(ast.parse(path.read_text()))}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -122,7 +123,8 @@ def _markdown(counts: dict, document: dict) -> str:
         else:
             lines += ["Not checked since its sources changed.", ""]
         lines += ["| shape | generation | compiled | VMEM, MiB | SMEM, KiB | spills in loops | estimate, us | bound | "
-                  "of roofline |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+                  "of roofline |",
+                  "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
         for entry in proof.entries:
             for generation in GENERATIONS:
                 lines.append(_line(entry, generation, _row(document, proof, entry, generation)))

@@ -181,7 +181,8 @@ def bound(case: Case, output: int) -> Bound:
     largest = 8.0  # no normal value of these cases is beyond, and a scale gives back what it took
     if case.arrays["q"].dtype == np.float32 and case.arrays["kv_cache"].dtype != numpy_type("bfloat16"):
         return Bound(1e-5, 1e-5, "scores of some units have relative errors near 1e-6, the softmax keeps them")
-    return Bound(2.0**-9 * largest, 2.0**-8, "weights are rounded to bfloat16, by 2^-9 of the largest value, and the result")
+    return Bound(2.0**-9 * largest, 2.0**-8,
+                 "weights are rounded to bfloat16, by 2^-9 of the largest value, and the result")  # fmt: skip
 
 
 def _arguments(tokens, sequences, q_heads, kv_heads, dim, page_size, context, cache_dtype, blocks) -> dict:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from systolic.kernels.worklist import spread
+
 # Fields of a visit: one sequence inside one block of queries.
 SEQUENCE, START, STOP, POSITION, FIRST, LAST, LIMIT = range(7)
 VISIT_FIELDS = 7
@@ -35,15 +37,6 @@ class Schedule(NamedTuple):
     write_count: jnp.ndarray
 
 
-def _spread(counts, size: int):
-    """Owner and rank within the owner of items 0..size-1, where owner s has counts[s] items; and the total."""
-    ends = jnp.cumsum(counts, dtype=jnp.int32)
-    item = jnp.arange(size, dtype=jnp.int32)
-    owner = jnp.searchsorted(ends, item, side="right").astype(jnp.int32)
-    owner = jnp.minimum(owner, counts.shape[0] - 1)
-    return owner, item - (ends - counts)[owner], ends[-1]
-
-
 def build(block_table, seq_lens, query_start_loc, slot_mapping, num_seqs, *, tokens: int, query_block: int,
           key_block: int, page_size: int, window_rows: int, sliding_window: int, causal: bool) -> Schedule:  # fmt: skip
     """The work list; arguments as in `paged_attention`, sizes in tokens.
@@ -59,7 +52,7 @@ def build(block_table, seq_lens, query_start_loc, slot_mapping, num_seqs, *, tok
     size = query_blocks + sequences
     first_block = begin // query_block
     per_sequence = jnp.where(count > 0, (end - 1) // query_block - first_block + 1, 0)
-    owner, rank, visits = _spread(per_sequence, size)
+    owner, rank, visits = spread(per_sequence, size)
     block = first_block[owner] + rank
     base = block * query_block
     start, stop = jnp.maximum(begin[owner], base), jnp.minimum(end[owner], base + query_block)
@@ -81,13 +74,14 @@ def build(block_table, seq_lens, query_start_loc, slot_mapping, num_seqs, *, tok
     kept = slot_mapping[jnp.minimum(begin, slot_mapping.shape[0] - 1)] >= 0
     first_window = first_position // window_rows
     windows = jnp.where((count > 0) & kept, (seq_lens - 1) // window_rows - first_window + 1, 0)
-    owner, rank, writes = _spread(windows, write_size)
+    owner, rank, writes = spread(windows, write_size)
     top = (first_window[owner] + rank) * window_rows
     page = block_table[owner, jnp.minimum(top // page_size, block_table.shape[1] - 1)]
     # The new tokens stand window_rows further down in the padded array.
     source = begin[owner] + top - first_position[owner] + window_rows
     aligned = source // 8 * 8
     write_fields = [page, top % page_size, aligned, source - aligned,
-                    jnp.maximum(first_position[owner] - top, 0), jnp.minimum(seq_lens[owner] - top, window_rows)]  # fmt: skip
+                    jnp.maximum(first_position[owner] - top, 0),
+                    jnp.minimum(seq_lens[owner] - top, window_rows)]  # fmt: skip
     return Schedule(jnp.concatenate(fields).astype(jnp.int32), blocks, jnp.concatenate(write_fields).astype(jnp.int32),
                     writes.reshape(1))  # fmt: skip

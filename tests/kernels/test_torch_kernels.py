@@ -1,0 +1,145 @@
+"""Kernels as PyTorch operators on `tpu` tensors, and vLLM's attention with the Pallas form in the interpreter."""
+
+import numpy as np
+import pytest
+import torch
+
+import systolic.kernels
+from systolic import settings
+from systolic.kernels.grouped_matmul import torch_op as _grouped  # noqa: F401  defines the operator
+from systolic.kernels.quantized_matmul import torch_op as _quantized  # noqa: F401  defines the operator
+
+# Float32 sums of 64 products of a few units.
+CLOSE = dict(rtol=1e-5, atol=1e-4)
+
+
+def spread(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize("form", ["auto", "reference", "interpret"])
+def test_quantized_matmul_equals_the_dequantized_product(form):
+    x, weight = spread(5, 64), torch.randint(-128, 128, (24, 64), dtype=torch.int8)
+    scale = torch.rand(2, 24) + 0.5
+    with systolic.kernels.force(form):
+        got = torch.ops.systolic.quantized_matmul(x.to("tpu"), weight.to("tpu"), scale.to("tpu"), None, torch.float32)
+    want = x @ (weight.float() * scale.T.repeat_interleave(32, dim=1)).T
+    assert got.device.type == "tpu"
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-2)  # values of some thousands
+
+
+def test_packed_four_bit_weights_have_the_even_column_in_the_low_half():
+    whole = torch.randint(-8, 8, (6, 10), dtype=torch.int8)
+    packed = ((whole[:, 0::2] & 15) | ((whole[:, 1::2] & 15) << 4)).view(torch.uint8)
+    x, scale = spread(3, 10), torch.rand(1, 6)
+    got = torch.ops.systolic.quantized_matmul(x.to("tpu"), packed.to("tpu"), scale.to("tpu"), None, torch.float32)
+    torch.testing.assert_close(got.cpu(), x @ (whole.float() * scale.T).T, **CLOSE)
+
+
+def test_quantized_activations():
+    from systolic.kernels.quantized_matmul import quantize_rows, quantized_matmul
+
+    x, weight = spread(7, 64).numpy(), spread(9, 64).numpy()
+    values, scales = quantize_rows(x, np.int8, groups=2)
+    weight_values, weight_scales = quantize_rows(weight, np.int8, groups=2)
+    got = quantized_matmul(values, weight_values, weight_scales, scales, out_dtype=np.float32)
+    # Each of 64 factors is off by at most half a step of 1/127 of the largest value, about 3.
+    np.testing.assert_allclose(np.asarray(got), x @ weight.T, atol=64 * 3 * 3 * 2 / 254)
+    assert np.abs(np.asarray(values)).max() == 127
+
+
+def test_grouped_matmul_in_a_compiled_graph():
+    x, weight = spread(12, 64), spread(3, 24, 64)
+    sizes = torch.tensor([5, 0, 4])
+
+    @torch.compile(backend="tpu")
+    def run(x, weight, sizes):
+        return torch.ops.systolic.grouped_matmul(x, weight, sizes, None) + 1
+
+    want = torch.cat([x[:5] @ weight[0].T, x[5:9] @ weight[2].T, torch.zeros(3, 24)]) + 1
+    torch.testing.assert_close(run(x.to("tpu"), weight.to("tpu"), sizes.to("tpu")).cpu(), want, **CLOSE)
+    with systolic.kernels.force("interpret"):
+        again = torch.ops.systolic.grouped_matmul(x.to("tpu"), weight.to("tpu"), sizes.to("tpu"), None)
+    torch.testing.assert_close(again.cpu() + 1, want, **CLOSE)
+
+
+def attend(form):
+    """One step of vLLM's attention layer: a prompt of 9 tokens, a decode at 20, in a cache of pages of 16."""
+    attention = pytest.importorskip("systolic.vllm.attention")
+    impl = attention.PagedAttentionImpl(num_heads=2, head_size=64, scale=0.125, num_kv_heads=1)
+    metadata = attention.PagedMetadata(
+        block_table=torch.tensor([[3, 0], [1, 2]], dtype=torch.int32).to("tpu"),
+        seq_lens=torch.tensor([9, 20], dtype=torch.int32).to("tpu"),
+        query_start_loc=torch.tensor([0, 9, 10], dtype=torch.int32).to("tpu"),
+        slot_mapping=torch.tensor([*range(48, 57), 35, -1]).to("tpu"),
+        num_seqs=torch.tensor([2], dtype=torch.int32).to("tpu"),
+    )  # fmt: skip
+    query, key, value = spread(11, 2, 64).to("tpu"), spread(11, 1, 64).to("tpu"), (2 * spread(11, 1, 64)).to("tpu")
+    cache = spread(4, 2, 1, 16, 64).to("tpu")
+    output = torch.zeros(11, 2, 64).to("tpu")
+    settings.apply({"kernels": form}, "a test")
+    try:
+        impl.forward(None, query, key, value, cache, metadata, output)
+    finally:
+        settings.reset()
+    return output.cpu(), cache.cpu()
+
+
+def test_vllms_attention_backend_with_the_pallas_form_equals_the_cpu_form():
+    (want, want_cache), (got, got_cache) = attend("auto"), attend("interpret")
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got_cache, want_cache)
+    assert not torch.equal(got, want)  # another form did run: it sums in another order
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"weight": np.zeros((3, 5), np.int8)}, r"x and weight have shapes \(2, 4\) and \(3, 5\)"),
+    ({"weight": np.zeros((3, 4), np.int16)}, "weight has dtype int16"),
+    ({"weight_scale": np.zeros((3, 3), np.float32)}, "G divides 4"),
+    ({"x": np.zeros((2, 4), np.float16)}, "x has dtype float16 and no x_scale"),
+    ({"x_scale": np.ones((1, 2), np.float32)}, "with x_scale both must be the same"),
+    ({"out_dtype": "int8"}, "out_dtype is int8"),
+])
+def test_quantized_matmul_refuses(change, words):
+    from systolic.kernels.quantized_matmul import quantized_matmul
+
+    given = {"x": np.zeros((2, 4), np.float32), "weight": np.zeros((3, 4), np.int8),
+             "weight_scale": np.zeros((2, 3), np.float32)}  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        quantized_matmul(**(given | change))
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"weight": np.zeros((3, 4), np.float32)}, "they must be"),
+    ({"weight": np.zeros((2, 3, 4), np.int32)}, "weight has dtype int32"),
+    ({"group_sizes": np.zeros(3, np.int32)}, r"int32 \[2\]"),
+    ({"weight_scale": np.zeros((2, 3, 3), np.float32)}, "a divisor of 4"),
+])
+def test_grouped_matmul_refuses(change, words):
+    from systolic.kernels.grouped_matmul import grouped_matmul
+
+    given = {"x": np.zeros((5, 4), np.float32), "weight": np.zeros((2, 3, 4), np.float32),
+             "group_sizes": np.zeros(2, np.int32)}  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        grouped_matmul(**(given | change))
+
+
+def test_no_rows_give_no_rows():
+    from systolic.kernels.grouped_matmul import grouped_matmul
+    from systolic.kernels.quantized_matmul import quantized_matmul
+
+    weight, scale = np.zeros((3, 4), np.int8), np.ones((1, 3), np.float32)
+    assert quantized_matmul(np.zeros((0, 4), np.float32), weight, scale).shape == (0, 3)
+    empty = grouped_matmul(np.zeros((0, 4), np.float32), np.zeros((2, 3, 4), np.float32), np.zeros(2, np.int32))
+    assert empty.shape == (0, 3)
+
+
+def test_a_page_size_that_the_tpu_form_has_not_is_refused():
+    from systolic.kernels.paged_attention import paged_attention
+
+    cache = np.zeros((2, 2, 1, 24, 64), np.float32)
+    given = [np.zeros((1, 1, 64), np.float32)] * 3
+    ints = [np.zeros((1, 1), np.int32), np.ones(1, np.int32), np.arange(2, dtype=np.int32), np.zeros(1, np.int32),
+            np.ones(1, np.int32)]  # fmt: skip
+    with systolic.kernels.force("interpret"), pytest.raises(ValueError, match="24 tokens.*power of two"):
+        paged_attention(*given, cache, *ints, scale=1.0)
