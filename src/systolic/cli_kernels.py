@@ -32,7 +32,7 @@ def add_parser(commands) -> None:
         command.add_argument("--entry", metavar="TEXT", default="", help="only shapes whose name has this in it")
     for command in (check, compile_, estimate, tune):
         command.add_argument("--kernel", action="append", choices=NAMES, help="default: all")
-    for command in (check, compile_):
+    for command in (check, compile_, estimate):
         command.add_argument("--report", type=Path, default=REPORT_FOLDER, metavar="FOLDER",
                              help="where kernels.json and kernels.md are kept (default: docs/support)")  # fmt: skip
 
@@ -109,13 +109,15 @@ def _compile(kernels: list[str], options) -> int:
 
 
 def _estimate(kernels: list[str], options) -> int:
+    from systolic.kernels import report
     from systolic.kernels.estimate import LEFT_OUT, estimate
     from systolic.kernels.generations import GENERATIONS
 
     print(f"Estimates by a roofline model, not measurements. Left out: {LEFT_OUT}.")
     for proof, _, entry, generation in _chosen(kernels, options):
         tuning = entry.chosen(generation)
-        result = estimate(entry.work(generation, tuning), GENERATIONS[generation])
+        figures = report.compiled_figures(options.report, proof, entry, generation)
+        result = estimate(entry.work(generation, tuning), GENERATIONS[generation], figures)
         print(f"{proof.name}, {entry.label}, {generation}: {result.seconds * 1e6:.1f} us, bound by {result.bound}, "
               f"{100 * result.roofline:.0f}% of the roofline")  # fmt: skip
     return 0
@@ -129,17 +131,18 @@ def _tune(kernels: list[str], options) -> int:
     failures = 0
     with _compiler(options) as compiler:
         for proof, number, entry, generation in _chosen(kernels, options):
-            def seconds(tuning):
-                return estimate(entry.work(generation, tuning), GENERATIONS[generation]).seconds
-
-            # Sorting is stable: the default comes first among equals.
-            for tuning in sorted(entry.candidates(generation), key=seconds):
+            times = {}
+            for tuning in entry.candidates(generation):
                 answer = compiler.compile(proof.name, number, generation, dataclasses.asdict(tuning))
                 if "error" not in answer:
-                    tables.store(proof.name, generation, entry.key, dataclasses.asdict(tuning))
-                    print(f"{proof.name}, {entry.label}, {generation}: {tuning}", flush=True)
-                    break
-            else:
+                    work = entry.work(generation, tuning)
+                    times[tuning] = estimate(work, GENERATIONS[generation], answer).seconds
+            if not times:
                 failures += 1
                 print(f"{proof.name}, {entry.label}, {generation}: no block sizes compile", flush=True)
+                continue
+            best = min(times, key=times.get)  # the default, which comes first, among equals
+            tables.store(proof.name, generation, entry.key, dataclasses.asdict(best))
+            print(f"{proof.name}, {entry.label}, {generation}: {best}, {times[best] * 1e6:.1f} us by the estimate",
+                  flush=True)  # fmt: skip
     return 1 if failures else 0

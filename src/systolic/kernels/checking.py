@@ -84,7 +84,7 @@ def excess(got, want, bound) -> float:
         return 0.0
     got, want = got.astype(np.float64), want.astype(np.float64)
     same = (got == want) | (np.isnan(got) & np.isnan(want))  # equal infinities; what was NaN and stayed so
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         share = np.abs(got - want) / (bound.absolute + bound.relative * np.abs(want))
     share = np.where(same, 0.0, share)
     return float("inf") if np.isnan(share).any() else float(share.max())

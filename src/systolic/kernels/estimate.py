@@ -1,13 +1,16 @@
 """The time of one kernel call by a roofline model: an estimate from stated peaks, never a measurement.
 
-time = max(HBM, MXU, VPU, DMA issue) + latency, where
+time = max(HBM, MXU, VPU, DMA issue, schedule) + latency, where
 - HBM: bytes that the blocks move / bandwidth;
 - MXU: matmul operations, with every operand padded to its tile, / peak of the operands' type;
 - VPU: elementwise float32 operations / (lanes * slots * clock);
 - DMA issue: descriptors * ISSUE_SECONDS, since one scalar core starts them;
+- schedule: instructions (bundles) inside the grid's loop as the compiler scheduled them, spills included, * grid steps /
+  clock; only for kernels whose one loop is the grid, and only where the shape was compiled. A first or last step's
+  instructions are counted in every step;
 - latency: one DMA before the first block.
-Left out: scheduling stalls, register spills, the share of matmul time that loads weights into the unit, refresh and
-bank conflicts of HBM, launch overhead, and the XLA operations around the kernel.
+Left out: stalls, for kernels with loops of their own also the schedule, refresh and bank conflicts of HBM, launch
+overhead, and the XLA operations around the kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from systolic.kernels.registry import Work
 
 # Some 20 scalar instructions a descriptor at about 1.5 GHz: read off the compiler's bundles of our kernels.
 ISSUE_SECONDS = 13e-9
-LEFT_OUT = "stalls, spills, loading of weights into the MXU, launch, and XLA operations around the kernel"
+LEFT_OUT = "stalls, the schedule of kernels with loops of their own, launch, and XLA operations around the kernel"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +35,16 @@ class Estimate:
     roofline: float
 
 
-def estimate(work: Work, generation: Generation) -> Estimate:
-    """The model in the module's docstring."""
+def estimate(work: Work, generation: Generation, compiled: dict | None = None) -> Estimate:
+    """The model in the module's docstring; ``compiled``: the compiler's figures, if any."""
     parts = {
         "HBM": work.hbm_bytes / generation.hbm_bandwidth,
         "MXU": sum(flops / peak(generation, dtype) for dtype, flops in work.matmul_flops.items()),
         "VPU": work.vector_ops / generation.vector_ops,
         "DMA": work.copies * ISSUE_SECONDS,
     }
+    if work.grid_steps and compiled and compiled.get("loop_bundles"):
+        parts["schedule"] = compiled["loop_bundles"] * work.grid_steps / generation.clock / generation.cores
     bound = max(parts, key=parts.get)
     seconds = parts[bound] + generation.copy_seconds
     # What no implementation can be faster than: the bytes and operations that the result needs.

@@ -16,8 +16,8 @@ from systolic.kernels.selection import aimed_device_kind
 class Generation:
     """topology: name for the compiler; kind: start of JAX's device kind; bandwidth of HBM in bytes/s.
 
-    flops: peak of matmuls a second, by the type of the operands; vector_ops: float32 operations a second of the
-    vector unit; vmem, smem: bytes of one core; copy_seconds: a DMA from HBM to VMEM when nothing else runs.
+    flops: peak of matmuls a second, by the type of the operands; cores: that share them; clock: of a core, in Hz;
+    vmem, smem: bytes of one core; copy_seconds: a DMA from HBM to VMEM when nothing else runs.
     """
 
     name: str
@@ -25,26 +25,30 @@ class Generation:
     kind: str
     hbm_bandwidth: float
     flops: Mapping[str, float]
-    vector_ops: float
+    cores: int
+    clock: float
     vmem: int
     smem: int
     copy_seconds: float
 
+    @property
+    def vector_ops(self) -> float:
+        """Float32 operations a second of the vector units: 8 x 128 lanes, 4 slots an instruction."""
+        return 8 * 128 * 4 * self.clock * self.cores
 
-# The vector unit: 8 x 128 lanes, 4 slots, at the clock that the published matmul peak implies (v5e 1.5, v5p 1.75
-# and two cores, v6e 0.94 and half of TPU7x about 1.1 GHz with wider matrix units): assumed. So is the DMA latency.
-_LANES = 8 * 128 * 4
+
+# Clocks and the DMA latency are assumed: they are not published for all generations.
 GENERATIONS = {
     g.name: g
     for g in (
         Generation("v5e", "v5e:2x2", "TPU v5 lite", 819e9, {"bfloat16": 197e12, "int8": 394e12},
-                   _LANES * 1.5e9, 128 << 20, 1 << 20, 1e-6),
+                   1, 1.5e9, 128 << 20, 1 << 20, 1e-6),
         Generation("v5p", "v5p:2x2x1", "TPU v5", 2765e9, {"bfloat16": 459e12, "int8": 918e12},
-                   2 * _LANES * 1.75e9, 64 << 20, 1 << 20, 1e-6),
+                   2, 1.75e9, 64 << 20, 1 << 20, 1e-6),
         Generation("v6e", "v6e:2x2", "TPU v6 lite", 1640e9, {"bfloat16": 918e12, "int8": 1836e12},
-                   _LANES * 1.75e9, 128 << 20, 1 << 20, 1e-6),
+                   1, 1.75e9, 128 << 20, 1 << 20, 1e-6),
         Generation("tpu7x", "tpu7x:2x2x1", "TPU7x", 3690e9, {"bfloat16": 1153e12, "float8_e4m3fn": 2307e12},
-                   _LANES * 2.2e9, 64 << 20, 1 << 20, 1e-6),
+                   1, 2.2e9, 64 << 20, 1 << 20, 1e-6),
     )
 }  # fmt: skip
 

@@ -66,6 +66,11 @@ def record_compile(folder: Path, proof, entry, generation: str, tuning, answer: 
     _write(folder, document)
 
 
+def compiled_figures(folder: Path, proof, entry, generation: str) -> dict | None:
+    """The stored answer for the block sizes in use, if the shape compiled."""
+    return known_compile(folder, proof, entry, generation, entry.chosen(generation))
+
+
 def summary(document: dict) -> dict:
     """entries: shape x generation; compiled, failed: of them; checked: cases that passed in the interpreter."""
     entries = compiled = failed = checked = 0
@@ -139,7 +144,7 @@ def _line(entry, generation: str, row: dict | None) -> str:
     if "error" in answer:
         reason = " ".join(answer["error"].split())[:160].replace("|", "\\|")
         return f"| {entry.label} | {generation} | ✗ {reason}; {answer.get('advice', '')} | | | | | | |"
-    result = estimate(entry.work(generation, entry.chosen(generation)), GENERATIONS[generation])
+    result = estimate(entry.work(generation, entry.chosen(generation)), GENERATIONS[generation], answer)
     return (
         f"| {entry.label} | {generation} | ✓ | {answer.get('vmem_bytes', 0) / 2**20:.1f} | "
         f"{answer.get('smem_bytes', 0) / 2**10:.1f} | {answer.get('loop_spills', '')} | {result.seconds * 1e6:.1f} | "

@@ -114,6 +114,7 @@ def _entry(model, segments, tokens, heads, dim, causal=False) -> Entry:
             matmul_flops={"bfloat16": 4.0 * pairs * padded}, vector_ops=18.0 * pairs,
             copies=heads * (total / t.queries) * (3 * keys / t.keys + 2),
             least_bytes=4 * moved, least_flops={"bfloat16": 4.0 * least * dim},
+            grid_steps=heads * (total / t.queries) * keys / t.keys,
         )  # fmt: skip
 
     label = f"{model}, {segments} x {tokens} tokens, heads {heads}x{dim}{', causal' if causal else ''}"

@@ -116,7 +116,7 @@ def _work(t: Tuning, rows, experts, width, columns, type_, groups) -> Work:
         vector_ops=visits * columns * (3.0 * t.rows * pieces + convert * width),
         copies=4.0 * visits * column_blocks * steps,
         least_bytes=live * columns * width * size + 2.0 * rows * (width + columns),
-        least_flops={"bfloat16": 2.0 * rows * columns * width},
+        least_flops={"bfloat16": 2.0 * rows * columns * width}, grid_steps=visits * column_blocks * steps,
     )  # fmt: skip
 
 

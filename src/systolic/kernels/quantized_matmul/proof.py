@@ -122,7 +122,7 @@ def _work(t: Tuning, rows, width, columns, unit_type, type_, groups) -> Work:
         matmul_flops={unit_type: 2.0 * padded_rows * column_blocks * t.columns * width},
         vector_ops=3.0 * padded_rows * columns * pieces + convert, copies=4.0 * steps,
         least_bytes=columns * width * size + rows * width * x_size + 2.0 * rows * columns,
-        least_flops={unit_type: 2.0 * rows * columns * width},
+        least_flops={unit_type: 2.0 * rows * columns * width}, grid_steps=steps,
     )  # fmt: skip
 
 

@@ -22,16 +22,13 @@ class Tuning:
 
 def candidates(generation: Generation, rows: int, columns: int, width: int, groups: int) -> list[Tuning]:
     """Block sizes worth trying, the default first."""
-    # A block covers M where it is small; tiles of 8-bit types have 32 rows.
-    row_block = rows if rows <= 256 else 256
     depths = [d for d in (2048, 1024, 512) if depth_fits(d, width, groups)] or [width]
-    found = []
-    for column_block in (1024, 512, 2048):
-        for depth in depths:
-            tuning = Tuning(row_block, min(column_block, columns), depth)
-            if tuning not in found:
-                found.append(tuning)
-    return found
+    # A block covers M where it is small. Else wide blocks keep repeated reads of both operands below the matmul's time.
+    blocks = [(rows, 1024), (rows, 512), (rows, 2048)]
+    if rows > 256:
+        blocks, depths = [(1024, 2048), (512, 1024), (256, 1024)], [d for d in depths if d <= 1024] or depths
+    tunings = (Tuning(min(r, rows), min(c, columns), depth) for r, c in blocks for depth in depths)
+    return list(dict.fromkeys(tunings))
 
 
 def depth_fits(depth: int, width: int, groups: int) -> bool:
