@@ -89,3 +89,10 @@ def test_wrong_arguments_are_named(change, message):
     given = dict(x=x, w13=w13, w2=w2, ids=ids, weights=weights, activation="silu") | change
     with pytest.raises(ValueError, match=message):
         experts(**given)
+
+
+@pytest.mark.parametrize("tokens, k, count, activation", [(1, 2, 4, "silu"), (17, 2, 4, "relu2_no_mul")])
+def test_the_form_for_tpu_in_the_interpreter(tokens, k, count, activation):
+    args = draw(tokens, k, count, activation, skew=0.1)
+    got = run(args, activation, "interpret")
+    np.testing.assert_allclose(got, exact(*args, activation), rtol=1e-4, atol=1e-5)

@@ -63,6 +63,15 @@ def aimed_device_kind() -> str:
     return (_aim.get() or jax.devices()[0]).device_kind
 
 
+def pallas_chosen() -> bool:
+    """Whether a kernel traced here takes its Pallas form, for a TPU or in the interpreter, if it has one."""
+    import jax
+
+    choice, aimed = forced(), _aim.get()
+    platform = jax.default_backend() if aimed is None else aimed.platform
+    return choice == "interpret" or (platform == "tpu" and choice != "reference")
+
+
 def dispatch(args: tuple, *, reference: Callable, tpu: Callable | None = None, **native: Callable):
     """Calls the native form of the platform that the program is lowered for, else the reference.
 
@@ -79,13 +88,11 @@ def dispatch(args: tuple, *, reference: Callable, tpu: Callable | None = None, *
 
     choice, aimed = forced(), _aim.get()
     platform = jax.default_backend() if aimed is None else aimed.platform
-    if choice == "interpret" and tpu is not None:
-        return tpu(*args, interpret=True)
+    # Only here, as tracing a Pallas kernel takes long: programs for other platforms do without.
+    if tpu is not None and pallas_chosen():
+        return tpu(*args, interpret=choice == "interpret")
     if choice == "reference":
         return reference(*args)
-    # Only here, as tracing a Pallas kernel takes long: programs for other platforms do without.
-    if platform == "tpu" and tpu is not None:
-        return tpu(*args, interpret=False)
     if choice == "native":
         if platform not in native:
             known = sorted(native) + (["tpu"] if tpu is not None else [])

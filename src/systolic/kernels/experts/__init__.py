@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from systolic.kernels.experts.grouped import experts_grouped
 from systolic.kernels.experts.reference import ACTIVATIONS, experts_reference
 from systolic.kernels.experts.tiled import experts_tiled
-from systolic.kernels.selection import forced
+from systolic.kernels.selection import forced, pallas_chosen
 
 __all__ = ["ACTIVATIONS", "experts", "experts_reference"]
 
@@ -45,5 +46,8 @@ def experts(x, w13, w2, ids, weights, *, activation: str):
         )
     if ids.shape != weights.shape or ids.ndim != 2 or ids.shape[0] != x.shape[0]:
         raise ValueError(f"ids and weights have shapes {ids.shape}, {weights.shape}; they must be [{x.shape[0]}, k]")
-    implementation = experts_reference if forced() == "reference" else experts_tiled
+    if pallas_chosen():
+        implementation = experts_grouped
+    else:
+        implementation = experts_reference if forced() == "reference" else experts_tiled
     return implementation(x, w13, w2, ids.astype(jnp.int32), weights, activation=activation)
