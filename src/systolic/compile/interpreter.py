@@ -304,8 +304,8 @@ def _fma(a, b, c):
     import jax.numpy as jnp
 
     if a.dtype != jnp.float32:
-        return a * b + c
-    a, b, c = (x.astype(jnp.float64) for x in (a, b, c))  # the product is exact there
+        return a * jnp.asarray(b, a.dtype) + c
+    a, b, c = (jnp.asarray(x, jnp.float64) for x in (a, b, c))  # the product is exact there
     return (a * b + c).astype(jnp.float32)
 
 
