@@ -1,8 +1,11 @@
 """The time of one kernel call by a roofline model: an estimate from stated peaks, never a measurement.
 
-time = max(HBM, MXU, VPU, DMA issue, schedule) + latency, where
+time = max(HBM, core) + latency.  core = schedule where that is known, else MXU + VPU + DMA issue: one stream of
+instructions feeds all three, and within a block they depend on each other.
+
 - HBM: bytes that the blocks move / bandwidth;
-- MXU: matmul operations, with every operand padded to its tile, / peak of the operands' type;
+- MXU: matmul operations, with every operand padded to its tile, / peak of the operands' type; a few rows take as long
+  as the unit has rows, since it must be loaded;
 - VPU: elementwise float32 operations / (lanes * slots * clock);
 - DMA issue: descriptors * ISSUE_SECONDS, since one scalar core starts them;
 - schedule: instructions (bundles) inside the grid's loop as the compiler scheduled them, spills included, * grid steps /
@@ -20,8 +23,8 @@ import dataclasses
 from systolic.kernels.generations import Generation, peak
 from systolic.kernels.registry import Work
 
-# Some 20 scalar instructions a descriptor at about 1.5 GHz: read off the compiler's bundles of our kernels.
-ISSUE_SECONDS = 13e-9
+# To start a page's copy and to wait for it: read off the compiler's schedule of paged attention for v6e.
+ISSUE_BUNDLES = 24
 LEFT_OUT = "stalls, the schedule of kernels with loops of their own, launch, and XLA operations around the kernel"
 
 
@@ -41,12 +44,14 @@ def estimate(work: Work, generation: Generation, compiled: dict | None = None) -
         "HBM": work.hbm_bytes / generation.hbm_bandwidth,
         "MXU": sum(flops / peak(generation, dtype) for dtype, flops in work.matmul_flops.items()),
         "VPU": work.vector_ops / generation.vector_ops,
-        "DMA": work.copies * ISSUE_SECONDS,
+        "DMA issue": work.copies * ISSUE_BUNDLES / generation.clock / generation.cores,
     }
+    core = parts["MXU"] + parts["VPU"] + parts["DMA issue"]
     if work.grid_steps and compiled and compiled.get("loop_bundles"):
-        parts["schedule"] = compiled["loop_bundles"] * work.grid_steps / generation.clock / generation.cores
-    bound = max(parts, key=parts.get)
-    seconds = parts[bound] + generation.copy_seconds
+        core = parts["schedule"] = compiled["loop_bundles"] * work.grid_steps / generation.clock / generation.cores
+    # Of the core's parts the largest is named; with a schedule, which has them all, the unit that has most to do.
+    bound = "HBM" if parts["HBM"] >= core else max(("MXU", "VPU", "DMA issue"), key=parts.get)
+    seconds = max(parts["HBM"], core) + generation.copy_seconds
     # What no implementation can be faster than: the bytes and operations that the result needs.
     least = max(work.least_bytes / generation.hbm_bandwidth,
                 sum(flops / peak(generation, dtype) for dtype, flops in work.least_flops.items()))  # fmt: skip

@@ -16,7 +16,7 @@ from systolic.kernels.selection import aimed_device_kind
 class Generation:
     """topology: name for the compiler; kind: start of JAX's device kind; bandwidth of HBM in bytes/s.
 
-    flops: peak of matmuls a second, by the type of the operands; cores: that share them; clock: of a core, in Hz;
+    flops: peak of matmuls a second, by the type of the operands; mxu: rows and columns of a matrix unit; cores: that share them; clock: of a core, in Hz;
     vmem, smem: bytes of one core; copy_seconds: a DMA from HBM to VMEM when nothing else runs.
     """
 
@@ -25,6 +25,7 @@ class Generation:
     kind: str
     hbm_bandwidth: float
     flops: Mapping[str, float]
+    mxu: int
     cores: int
     clock: float
     vmem: int
@@ -42,13 +43,13 @@ GENERATIONS = {
     g.name: g
     for g in (
         Generation("v5e", "v5e:2x2", "TPU v5 lite", 819e9, {"bfloat16": 197e12, "int8": 394e12},
-                   1, 1.5e9, 128 << 20, 1 << 20, 1e-6),
+                   128, 1, 1.5e9, 128 << 20, 1 << 20, 1e-6),
         Generation("v5p", "v5p:2x2x1", "TPU v5", 2765e9, {"bfloat16": 459e12, "int8": 918e12},
-                   2, 1.75e9, 64 << 20, 1 << 20, 1e-6),
+                   128, 2, 1.75e9, 64 << 20, 1 << 20, 1e-6),
         Generation("v6e", "v6e:2x2", "TPU v6 lite", 1640e9, {"bfloat16": 918e12, "int8": 1836e12},
-                   1, 1.75e9, 128 << 20, 1 << 20, 1e-6),
+                   256, 1, 1.75e9, 128 << 20, 1 << 20, 1e-6),
         Generation("tpu7x", "tpu7x:2x2x1", "TPU7x", 3690e9, {"bfloat16": 1153e12, "float8_e4m3fn": 2307e12},
-                   1, 2.2e9, 64 << 20, 1 << 20, 1e-6),
+                   256, 1, 2.2e9, 64 << 20, 1 << 20, 1e-6),
     )
 }  # fmt: skip
 

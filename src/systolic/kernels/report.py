@@ -18,16 +18,18 @@ from systolic.kernels.estimate import LEFT_OUT, estimate
 from systolic.kernels.generations import GENERATIONS
 from systolic.kernels.names import NAMES
 
-_SHARED = ("pallas.py", "narrow.py", "generations.py", "worklist.py")
+_SHARED = ("pallas.py", "narrow.py", "worklist.py")
+# Of a kernel: how it is called, what it costs, and its choice of block sizes, which is recorded with each result.
+_WITHOUT_INFLUENCE = ("torch_op.py", "__init__.py", "work.py", "tuning.py")
 
 
 @functools.cache
 def sources(kernel: str) -> str:
     """Digest of what a kernel's results depend on: its code and the shared code, without comments and layout."""
     root = Path(__file__).parent
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr([(g.topology, g.vmem) for g in GENERATIONS.values()]).encode())
     for path in [*(root / name for name in _SHARED), *sorted((root / kernel).glob("*.py"))]:
-        if path.name not in ("torch_op.py", "__init__.py"):
+        if path.name not in _WITHOUT_INFLUENCE:
             digest.update(f"{path.name} {ast.dump(ast.parse(path.read_text()))}".encode())
     return digest.hexdigest()[:16]
 

@@ -8,9 +8,10 @@ from systolic.kernels.generations import GENERATIONS
 from systolic.kernels.grouped_matmul.kernel import grouped_matmul_pallas
 from systolic.kernels.grouped_matmul.reference import grouped_matmul_reference
 from systolic.kernels.grouped_matmul.tuning import Tuning, candidates, key_of
-from systolic.kernels.quantized_matmul.proof import BITS, numpy_type
+from systolic.kernels.quantized_matmul.proof import numpy_type
 from systolic.kernels.quantized_matmul.tuning import depth_fits
-from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Entry, Proof, Work
+from systolic.kernels.grouped_matmul.work import work_of
+from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Entry, Proof
 
 TYPES = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("bfloat16", "float8_e4m3fn"),
          ("float32", "int4"))  # fmt: skip
@@ -94,30 +95,11 @@ def _entry(model, rows, experts, width, columns, type_, groups=1) -> Entry:
         return candidates(GENERATIONS[generation], rows, columns, width, experts, groups)
 
     def work(generation, tuning):
-        return _work(tuning, rows, experts, width, columns, type_, groups)
+        return work_of(GENERATIONS[generation], tuning, rows, experts, width, columns, type_, groups)
 
     label = f"{model}, {rows} rows x {width} -> {experts} x {columns}, {type_}, {groups} scales"
     key = key_of(rows, experts, columns, width, groups, "bfloat16", type_)
     return Entry("grouped_matmul", key, label, arguments, (), {}, blocks, work)
-
-
-def _work(t: Tuning, rows, experts, width, columns, type_, groups) -> Work:
-    """Every group has an equal share of the rows."""
-    size = BITS.get(type_, 8 * numpy_type(type_).itemsize) / 8
-    live = min(experts, rows)
-    visits = live + -(-rows // t.rows)
-    column_blocks, steps = -(-columns // t.columns), width // t.depth
-    weights = live if steps == 1 else visits
-    pieces = max(groups, steps)
-    convert = 3.0 if size < 2 else 0.0
-    return Work(
-        hbm_bytes=weights * columns * width * size + column_blocks * rows * width * 2.0 + 2.0 * rows * columns,
-        matmul_flops={"bfloat16": 2.0 * visits * t.rows * column_blocks * t.columns * width},
-        vector_ops=visits * columns * (3.0 * t.rows * pieces + convert * width),
-        copies=4.0 * visits * column_blocks * steps,
-        least_bytes=live * columns * width * size + 2.0 * rows * (width + columns),
-        least_flops={"bfloat16": 2.0 * rows * columns * width}, grid_steps=visits * column_blocks * steps,
-    )  # fmt: skip
 
 
 ENTRIES = (

@@ -9,7 +9,8 @@ from systolic.kernels.generations import GENERATIONS
 from systolic.kernels.paged_attention.kernel import paged_attention_pallas
 from systolic.kernels.paged_attention.reference import paged_attention_reference
 from systolic.kernels.paged_attention.tuning import Tuning, candidates, key_of
-from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Entry, Proof, Work
+from systolic.kernels.paged_attention.work import work_of
+from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Entry, Proof
 
 HEADS = ((4, 2), (8, 1), (1, 1), (6, 2), (5, 1), (3, 3))
 DIMS = (64, 128, 96, 256, 80)
@@ -211,37 +212,12 @@ def _entry(model, tokens, sequences, context, q_heads, kv_heads, dim, page_size=
                           -(-context // page_size))  # fmt: skip
 
     def work(generation, tuning):
-        return _work(tuning, tokens, sequences, context, q_heads, kv_heads, dim, page_size, size, window)
+        return work_of(GENERATIONS[generation], tuning, tokens, sequences, context, q_heads, kv_heads, dim, page_size, size, window)
 
     kind = "decode" if tokens == sequences else f"{tokens} tokens"
     label = f"{model}, {kind}, {sequences} x {context}, page {page_size}, {cache_dtype}"
     key = key_of(tokens, q_heads, kv_heads, dim, page_size, cache_dtype)
     return Entry("paged_attention", key, label, arguments, ("kv_cache",), options, blocks, work)
-
-
-def _work(tuning, tokens, sequences, context, q_heads, kv_heads, dim, page_size, size, window) -> Work:
-    """Every sequence has the context given and an equal share of the tokens, all new ones in the last positions."""
-    per_sequence = -(-tokens // sequences)
-    key_block = tuning.pages * page_size
-    group = q_heads // kv_heads
-    visits = sequences * -(-per_sequence // tuning.query_block)
-    keys = min(context, window + per_sequence) if window else context
-    key_blocks = visits * -(-keys // key_block)
-    pages = visits * -(-keys // page_size)
-    rows = max(16, group) if per_sequence == 1 else min(per_sequence, tuning.query_block) * group
-    scores = key_blocks * key_block * kv_heads * rows
-    padded = -(-dim // 128) * 128
-    row_bytes = 2 * kv_heads * padded * size
-    writes = sequences + tokens // 16
-    return Work(
-        hbm_bytes=pages * page_size * row_bytes + 2 * tokens * q_heads * padded * 2
-        + writes * 16 * row_bytes * 2 + 3 * tokens * kv_heads * padded * 8,
-        matmul_flops={"bfloat16": 4.0 * scores * padded},
-        # Scale, maximum, subtract, exponential (about 8), sum and conversions.
-        vector_ops=16.0 * scores, copies=tuning.head_parts * (pages + 3 * writes),
-        least_bytes=2.0 * sequences * keys * kv_heads * dim * size + 4 * tokens * (q_heads + kv_heads) * dim,
-        least_flops={"bfloat16": 4.0 * tokens * keys * q_heads * dim},
-    )  # fmt: skip
 
 
 ENTRIES = (

@@ -9,7 +9,8 @@ from systolic.kernels.generations import GENERATIONS
 from systolic.kernels.quantized_matmul.kernel import quantized_matmul_pallas
 from systolic.kernels.quantized_matmul.reference import quantized_matmul_reference
 from systolic.kernels.quantized_matmul.tuning import Tuning, candidates, depth_fits, key_of
-from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Entry, Proof, Work
+from systolic.kernels.quantized_matmul.work import work_of
+from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Entry, Proof
 
 # Types of x and of the weight.
 TYPES = (("bfloat16", "int8"), ("int8", "int8"), ("float8_e4m3fn", "float8_e4m3fn"), ("float32", "int4"),
@@ -17,7 +18,6 @@ TYPES = (("bfloat16", "int8"), ("int8", "int8"), ("float8_e4m3fn", "float8_e4m3f
          ("float32", "float8_e5m2"))  # fmt: skip
 # (K, groups): one scale, blocks of 128, odd sizes.
 DEPTHS = ((256, 1), (384, 3), (128, 1), (160, 1), (512, 4), (96, 2), (1, 1), (2304, 1))
-BITS = {"int4": 4}
 
 
 def numpy_type(name: str):
@@ -100,30 +100,11 @@ def _entry(model, rows, width, columns, x_type, type_, groups=1, x_groups=1) -> 
         return candidates(GENERATIONS[generation], rows, columns, width, groups)
 
     def work(generation, tuning):
-        return _work(tuning, rows, width, columns, x_type if quantized else "bfloat16", type_, groups)
+        return work_of(GENERATIONS[generation], tuning, rows, width, columns, x_type if quantized else "bfloat16", type_, groups)
 
     label = f"{model}, {rows} x {width} -> {columns}, {x_type} x {type_}, {groups} scales"
     key = key_of(rows, columns, width, groups, x_type, type_)
     return Entry("quantized_matmul", key, label, arguments, (), options, blocks, work)
-
-
-def _work(t: Tuning, rows, width, columns, unit_type, type_, groups) -> Work:
-    x_size, size = numpy_type(unit_type).itemsize, BITS.get(type_, 8) / 8
-    row_blocks, column_blocks = -(-rows // t.rows), -(-columns // t.columns)
-    padded_rows = -(-t.rows // 8) * 8 * row_blocks
-    pieces = max(groups, width // t.depth)
-    steps = row_blocks * column_blocks * width // t.depth
-    # A row block reads all weights; a column block all of x, once where x is one block.
-    x_reads = 1 if row_blocks == 1 and width == t.depth else column_blocks
-    convert = 0 if unit_type == type_ else 3.0 * row_blocks * columns * width
-    return Work(
-        hbm_bytes=row_blocks * columns * width * size + x_reads * rows * width * x_size + 2.0 * rows * columns
-        + 4.0 * groups * columns * row_blocks,
-        matmul_flops={unit_type: 2.0 * padded_rows * column_blocks * t.columns * width},
-        vector_ops=3.0 * padded_rows * columns * pieces + convert, copies=4.0 * steps,
-        least_bytes=columns * width * size + rows * width * x_size + 2.0 * rows * columns,
-        least_flops={unit_type: 2.0 * rows * columns * width}, grid_steps=steps,
-    )  # fmt: skip
 
 
 ENTRIES = (
