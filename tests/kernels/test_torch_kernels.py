@@ -6,8 +6,10 @@ import torch
 
 import systolic.kernels
 from systolic import settings
-from systolic.kernels.grouped_matmul import torch_op as _grouped  # noqa: F401  defines the operator
-from systolic.kernels.quantized_matmul import torch_op as _quantized  # noqa: F401  defines the operator
+from systolic.kernels.flash_attention import torch_op as _flash  # noqa: F401  these define the operators
+from systolic.kernels.grouped_matmul import torch_op as _grouped  # noqa: F401
+from systolic.kernels.quantized_matmul import torch_op as _quantized  # noqa: F401
+from systolic.kernels.sampling import torch_op as _sampling  # noqa: F401
 
 # Float32 sums of 64 products of a few units.
 CLOSE = dict(rtol=1e-5, atol=1e-4)
@@ -61,6 +63,28 @@ def test_grouped_matmul_in_a_compiled_graph():
     with systolic.kernels.force("interpret"):
         again = torch.ops.systolic.grouped_matmul(x.to("tpu"), weight.to("tpu"), sizes.to("tpu"), None)
     torch.testing.assert_close(again.cpu() + 1, want, **CLOSE)
+
+
+def test_flash_attention_equals_attention_of_each_segment():
+    q, k, v = spread(4, 10, 16), spread(2, 10, 16), 2 * spread(2, 10, 16)
+    segments = torch.tensor([0] * 4 + [1] * 5 + [-1])
+    on_tpu = [x.to("tpu") for x in (q, k, v, segments, segments)]
+    got = torch.ops.systolic.flash_attention(*on_tpu, 0.25, True).cpu()
+    for begin, end in ((0, 4), (4, 9)):
+        part = [x[None, :, begin:end] for x in (q, k.repeat_interleave(2, 0), v.repeat_interleave(2, 0))]
+        want = torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True, scale=0.25)[0]
+        torch.testing.assert_close(got[:, begin:end], want, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[:, 9:], torch.zeros(4, 1, 16))
+
+
+def test_sampled_tokens():
+    logits = torch.tensor([[1.0, 3.0, 2.0, -torch.inf]] * 4)
+    noise = torch.tensor([[9.0, 0.0, 4.0, 99.0]] * 4)
+    top_k, top_p, min_p = torch.tensor([0, 2, 0, 0]), torch.tensor([1.0, 1.0, 0.5, 1.0]), torch.zeros(4)
+    temperature = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    given = [x.to("tpu") for x in (logits, noise, temperature, top_k, top_p, min_p)]
+    # All but the excluded one; the two largest; the largest, which has more than half; the largest.
+    assert torch.ops.systolic.sample_tokens(*given).cpu().tolist() == [0, 2, 1, 1]
 
 
 def attend(form):
@@ -122,6 +146,37 @@ def test_grouped_matmul_refuses(change, words):
              "group_sizes": np.zeros(2, np.int32)}  # fmt: skip
     with pytest.raises(ValueError, match=words):
         grouped_matmul(**(given | change))
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"k": np.zeros((3, 5, 8), np.float32)}, "kv_heads divides q_heads"),
+    ({"v": np.zeros((1, 5, 8), np.float16)}, "all must be float32"),
+    ({"q_segments": np.zeros(5, np.int32)}, r"q_segments is int32\(5,\)"),
+    ({"soft_cap": -1.0}, "soft_cap is -1.0"),
+])
+def test_flash_attention_refuses(change, words):
+    from systolic.kernels.flash_attention import flash_attention
+
+    given = {"q": np.zeros((2, 4, 8), np.float32), "k": np.zeros((1, 5, 8), np.float32),
+             "v": np.zeros((1, 5, 8), np.float32), "q_segments": np.zeros(4, np.int32),
+             "kv_segments": np.zeros(5, np.int32), "scale": 1.0}  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        flash_attention(**(given | change))
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("logits", np.zeros((2, 0), np.float32), "V > 0"),
+    ("noise", np.zeros((2, 4), np.float32), "noise is"),
+    ("top_k", np.zeros(2, np.float32), "top_k is float32"),
+])
+def test_sampling_refuses(name, value, words):
+    from systolic.kernels.sampling import sample_tokens
+
+    given = {"logits": np.zeros((2, 3), np.float32), "noise": np.zeros((2, 3), np.float32),
+             "temperature": np.ones(2, np.float32), "top_k": np.zeros(2, np.int32), "top_p": np.ones(2, np.float32),
+             "min_p": np.zeros(2, np.float32)}  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        sample_tokens(**(given | {name: value}))
 
 
 def test_no_rows_give_no_rows():

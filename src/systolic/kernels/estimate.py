@@ -7,10 +7,10 @@ instructions feeds all three, and within a block they depend on each other.
 - MXU: matmul operations, with every operand padded to its tile, / peak of the operands' type; a few rows take as long
   as the unit has rows, since it must be loaded;
 - VPU: elementwise float32 operations / (lanes * slots * clock);
-- DMA issue: descriptors * ISSUE_SECONDS, since one scalar core starts them;
-- schedule: instructions (bundles) inside the grid's loop as the compiler scheduled them, spills included, * grid steps /
-  clock; only for kernels whose one loop is the grid, and only where the shape was compiled. A first or last step's
-  instructions are counted in every step;
+- DMA issue: descriptors * ISSUE_BUNDLES / clock, since one scalar core starts them;
+- schedule: instructions (bundles) inside the grid's loop as the compiler scheduled them, spills included, times grid
+  steps / clock; only for kernels whose one loop is the grid, and only where the shape was compiled. A first or last
+  step's instructions are counted in every step;
 - latency: one DMA before the first block.
 Left out: stalls, for kernels with loops of their own also the schedule, refresh and bank conflicts of HBM, launch
 overhead, and the XLA operations around the kernel.

@@ -16,8 +16,8 @@ from systolic.kernels.selection import aimed_device_kind
 class Generation:
     """topology: name for the compiler; kind: start of JAX's device kind; bandwidth of HBM in bytes/s.
 
-    flops: peak of matmuls a second, by the type of the operands; mxu: rows and columns of a matrix unit; cores: that share them; clock: of a core, in Hz;
-    vmem, smem: bytes of one core; copy_seconds: a DMA from HBM to VMEM when nothing else runs.
+    flops: peak of matmuls a second, by the type of the operands; mxu: rows and columns of a matrix unit; cores: that
+    share the peaks; clock: of a core, in Hz; vmem, smem: bytes of one core; copy_seconds: a DMA from HBM to VMEM when nothing else runs.
     """
 
     name: str

@@ -40,7 +40,8 @@ class Work:
 
     hbm_bytes: read and written, padding and repeated reads included; matmul_flops: by type of the operands
     ("bfloat16", "int8", "float8_e4m3fn", "float32"), padding included; vector_ops: float32 elementwise operations;
-    copies: DMA descriptors; grid_steps: where the grid is the kernel's only loop, else 0.  least_bytes, least_flops: of the operands and results once, without padding.
+    copies: DMA descriptors; grid_steps: where the grid is the kernel's only loop, else 0.  least_bytes, least_flops: of
+    the operands and results once, without padding.
     """
 
     hbm_bytes: float

@@ -112,7 +112,8 @@ def _markdown(counts: dict, document: dict) -> str:
     lines = [
         "# Kernels for TPU", "",
         "Written by `systolic kernels check` and `systolic kernels compile`, on a machine without a TPU: numerics",
-        "against float64 in Pallas's interpreter with race detection, and the real TPU compiler. No kernel has run on a TPU.",
+        "against float64 in Pallas's interpreter with race detection, and the real TPU compiler. No kernel has run on a",
+        "TPU.",
         f"Times are estimates by a roofline model (`systolic kernels estimate`); left out: {LEFT_OUT}.", "",
         "| shapes x generations | compiled | cases passed in the interpreter | failed, of both |",
         "| --- | --- | --- | --- |",

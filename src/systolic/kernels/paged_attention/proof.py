@@ -212,7 +212,8 @@ def _entry(model, tokens, sequences, context, q_heads, kv_heads, dim, page_size=
                           -(-context // page_size))  # fmt: skip
 
     def work(generation, tuning):
-        return work_of(GENERATIONS[generation], tuning, tokens, sequences, context, q_heads, kv_heads, dim, page_size, size, window)
+        return work_of(GENERATIONS[generation], tuning, tokens, sequences, context, q_heads, kv_heads, dim, page_size,
+                       size, window)  # fmt: skip
 
     kind = "decode" if tokens == sequences else f"{tokens} tokens"
     label = f"{model}, {kind}, {sequences} x {context}, page {page_size}, {cache_dtype}"

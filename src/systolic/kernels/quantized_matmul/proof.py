@@ -100,7 +100,8 @@ def _entry(model, rows, width, columns, x_type, type_, groups=1, x_groups=1) -> 
         return candidates(GENERATIONS[generation], rows, columns, width, groups)
 
     def work(generation, tuning):
-        return work_of(GENERATIONS[generation], tuning, rows, width, columns, x_type if quantized else "bfloat16", type_, groups)
+        return work_of(GENERATIONS[generation], tuning, rows, width, columns, x_type if quantized else "bfloat16", type_,
+                       groups)  # fmt: skip
 
     label = f"{model}, {rows} x {width} -> {columns}, {x_type} x {type_}, {groups} scales"
     key = key_of(rows, columns, width, groups, x_type, type_)
