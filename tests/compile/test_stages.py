@@ -183,7 +183,7 @@ def test_split_computes_what_the_program_computes():
 
     given = [jax.random.normal(jax.random.key(i), (4, 4)) for i in range(7)]
     parts, wiring = traced(run, *given)
-    chain = stages.Chain(wiring, [jax.jit(p.function) for p in parts])
+    chain = stages.Chain(wiring, [jax.jit(p.function) for p in parts], 0)
     plain = run(layer, *given)
     for mine, reference in zip(chain(*given), plain, strict=True):
         # the same float32 operations, fused differently
@@ -207,3 +207,23 @@ def test_same_text_with_other_writes_is_another_program():
         want, got = function(host), torch.compile(function, backend="tpu")(x)
         torch.testing.assert_close(torch.utils._pytree.tree_map(torch.Tensor.cpu, got), want)
         torch.testing.assert_close(x.cpu(), host)
+
+
+def test_waiting_for_a_chain_waits_for_its_last_stage(chains):
+    """The first result of the program comes from its first layer."""
+    weights = [torch.randn(500, 500).tpu() for _ in range(8)]
+
+    def run(x):
+        first = None
+        for w in weights:
+            x = torch.tanh(x @ w)
+            first = x if first is None else first
+        return first, x
+
+    x = torch.randn(500, 500).tpu()
+    compiled = torch.compile(run, backend="tpu")
+    compiled(x)
+    assert chains[-1] is not None
+    first, last = compiled(x)
+    torch.tpu.synchronize()
+    assert torch.tpu._C.array_of(last).is_ready()

@@ -144,7 +144,7 @@ def build(name: str, identity, make, index: int, changed: tuple[str, ...] = (), 
             log.debug("loaded %s in %.0f ms", name, seconds * 1e3)
             program, plan, size = found
             _record(Built(name, True, 0.0, seconds, None, None, size, changed))
-            return program.entry_point(), plan
+            return program.entry_point(index), plan
     reason = getattr(_forbidden, "reason", None)
     if reason:
         raise CompilationForbidden(f"{name} would be compiled now, but {reason}")
@@ -161,7 +161,7 @@ def build(name: str, identity, make, index: int, changed: tuple[str, ...] = (), 
     size = None if key is None else _save(key, program, plan, name)
     figures = cost.get("flops"), cost.get("bytes accessed"), size
     _record(Built(name, False, trace_seconds, compile_seconds, *figures, changed))
-    return program.entry_point(), plan
+    return program.entry_point(index), plan
 
 
 @dataclass
@@ -171,10 +171,10 @@ class Program:
     executables: list
     wiring: stages.Wiring | None
 
-    def entry_point(self):
-        """The program as a callable."""
+    def entry_point(self, index: int):
+        """The program as a callable, for device ``index``."""
         calls = [_entry_point(compiled) for compiled in self.executables]
-        return calls[0] if self.wiring is None else stages.Chain(self.wiring, calls)
+        return calls[0] if self.wiring is None else stages.Chain(self.wiring, calls, index)
 
 
 def _entry_point(compiled):

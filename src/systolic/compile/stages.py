@@ -15,6 +15,8 @@ from typing import Any, Callable, Sequence
 
 from jax.extend import core
 
+from ..device.launches import note_launch
+
 # The name under which :mod:`.interpreter` traces one of several equal groups.
 LAYER = "systolic_layer"
 # Fewer layers than this compile quickly as they are.
@@ -48,10 +50,11 @@ class Wiring:
 
 
 class Chain:
-    """Compiled stages, callable as the program that they were cut from: arrays to a tuple of arrays."""
+    """Compiled stages for device ``index``, callable as the program that they were cut from: arrays to a tuple."""
 
-    def __init__(self, wiring: Wiring, compiled: Sequence[Callable]):
+    def __init__(self, wiring: Wiring, compiled: Sequence[Callable], index: int):
         self.wiring = wiring
+        self.index = index
         last: dict[int, int] = {}  # value -> the run after which it is not needed
         for number, (_, inputs, outputs) in enumerate(wiring.runs):
             last.update(dict.fromkeys((*inputs, *outputs), number))
@@ -64,11 +67,16 @@ class Chain:
 
     def __call__(self, *arrays):
         values = [*arrays, *[None] * self.made]
+        made: Sequence = ()
         for call, inputs, outputs, dead in self.steps:
-            for number, value in zip(outputs, call(*[values[i] for i in inputs])):
+            made = call(*[values[i] for i in inputs])
+            for number, value in zip(outputs, made):
                 values[number] = value
             for number in dead:
                 values[number] = None
+        # Results of several stages are not ready together: whoever waits for this launch waits for its last stage.
+        for value in made[:1]:
+            note_launch(value, self.index)
         return tuple([values[number] for number in self.wiring.results])
 
 

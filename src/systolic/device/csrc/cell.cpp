@@ -19,7 +19,6 @@ struct DeviceBytes {
   std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0}, count{0}, count_peak{0}, count_allocated{0};
   std::atomic<int64_t> limit{0}, ooms{0};  // limit 0: not asked for yet
 };
-constexpr int kMaxDevices = 64;
 DeviceBytes usage[kMaxDevices];
 
 void raise_to(std::atomic<int64_t>& peak, int64_t value) {

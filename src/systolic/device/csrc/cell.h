@@ -12,6 +12,8 @@
 
 namespace systolic {
 
+constexpr int kMaxDevices = 64;
+
 constexpr auto kDevice = c10::DeviceType::PrivateUse1;
 
 // Shape and dtype of the array inside a cell, interned so that cache keys compare one integer.

@@ -11,7 +11,6 @@ namespace {
 
 // A group is run at this size at the latest: compiling takes time in proportion to it.
 constexpr size_t kMaxNodes = 1024;
-constexpr int kMaxDevices = 64;
 
 struct Node {
   const Entry* entry;

@@ -4,7 +4,6 @@
 #include "profiler.h"
 #include "python_side.h"
 
-
 #include <mutex>
 #include <thread>
 
