@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import criterion
+from .catalog import architectures
 from .checks import (
     ATTEMPTED,
     CHECKS,
@@ -60,17 +61,20 @@ def write(records: list[Record], folder: Path) -> tuple[Path, Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     records = sorted(records, key=lambda r: r.model_type)
-    counts = summary(records)
+    known = {r.model_type for r in records}
+    not_run = [a.model_type for a in architectures() if a.model_type not in known]
+    counts = summary(records) | {"not_run": len(not_run)}
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     document = {
         "summary": counts,
         "criterion": CRITERION,
         "versions": versions,
+        "not_run": not_run,
         "architectures": [asdict(r) | {"ran": r.ran, "matched": r.matched} for r in records],
     }
     paths = folder / "architectures.json", folder / "architectures.md"
     paths[0].write_text(json.dumps(document, indent=1) + "\n")
-    paths[1].write_text(_markdown(counts, versions, records))
+    paths[1].write_text(_markdown(counts, versions, records, not_run))
     return paths
 
 
@@ -83,7 +87,7 @@ def table(counts: dict) -> str:
     return "\n".join(lines)
 
 
-def _markdown(counts: dict, versions: dict, records: list[Record]) -> str:
+def _markdown(counts: dict, versions: dict, records: list[Record], not_run: list[str]) -> str:
     attempted = [r for r in records if r.state == ATTEMPTED]
     lines = [
         "# Architectures",
@@ -130,6 +134,8 @@ def _markdown(counts: dict, versions: dict, records: list[Record]) -> str:
         lines += [
             f"| {r.model_type} | {r.class_name} | {_cell(r.cause)} |" for r in records if r.state == state
         ]
+    if not_run:
+        lines += ["", "## Not run for this report", "", ", ".join(not_run)]
     return "\n".join(lines) + "\n"
 
 
