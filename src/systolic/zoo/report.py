@@ -94,6 +94,7 @@ def _markdown(counts: dict, versions: dict, records: list[Record], not_run: list
         "",
         f"Written by `systolic zoo`: the architectures of transformers {versions['transformers']}, shrunken and with",
         f"random weights, on the `tpu` device (here XLA on the CPU) against CPU PyTorch {versions['torch']} in float32.",
+        "XLA compiles without LLVM's optimizations here, which would take most of the time.",
         "An architecture is a model type with its most telling head. It ran when all its checks ended without an",
         "error, and matched when all gave the reference's results.",
         "",

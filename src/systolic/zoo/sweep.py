@@ -18,6 +18,8 @@ from .checks import Record, lost, run
 
 # A worker keeps the programs and the modules of all its architectures in memory.
 ARCHITECTURES_PER_WORKER = 30
+# The flag of XLA for LLVM's level of optimization.
+OPTIMIZATION = "xla_backend_optimization_level"
 
 
 def read(journal: Path) -> dict[str, Record]:
@@ -41,6 +43,10 @@ def read(journal: Path) -> dict[str, Record]:
 def prepare() -> None:
     """Import what every worker needs, before they are forked, and nothing that starts JAX."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # some configs look for a checkpoint on the network
+    # Thousands of tiny programs run a few times each: LLVM's optimizations take longer than they save.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if OPTIMIZATION not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{OPTIMIZATION}=0".strip()
     import logging
 
     import torch
