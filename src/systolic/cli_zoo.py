@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     for option, path in (("--out", options.out), ("--journal", options.journal.parent)):
         if path is not None and path.exists() and not path.is_dir():
             return fail("zoo", f"{option}: {path} is a file; give a folder", EXIT_USAGE)
+    sweep.compile_quickly()
     sweep.prepare()
     try:
         chosen = catalog.named(options.names)

@@ -40,13 +40,19 @@ def read(journal: Path) -> dict[str, Record]:
     return found
 
 
-def prepare() -> None:
-    """Import what every worker needs, before they are forked, and nothing that starts JAX."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # some configs look for a checkpoint on the network
-    # Thousands of tiny programs run a few times each: LLVM's optimizations take longer than they save.
+def compile_quickly() -> None:
+    """Have XLA leave out LLVM's optimizations in this process and its workers; before JAX starts.
+
+    Thousands of tiny programs run a few times each: optimizing takes longer than it saves.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     if OPTIMIZATION not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{OPTIMIZATION}=0".strip()
+
+
+def prepare() -> None:
+    """Import what every worker needs, before they are forked, and nothing that starts JAX."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # some configs look for a checkpoint on the network
     import logging
 
     import torch
