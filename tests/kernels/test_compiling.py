@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -149,3 +150,15 @@ def test_the_command_estimates(capsys):
     assert cli.main(["kernels", "estimate", "--kernel", NAMES[0], "--generation", "v6e"]) == 0
     out = capsys.readouterr().out
     assert "not measurements" in out and out.count("% of the roofline") == len(registry.proof(NAMES[0]).entries)
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    code = (
+        "import sys, pathlib\n"
+        "from systolic.kernels import checking, report\n"
+        "outcome = checking.Outcome('0', 0.0, '')\n"
+        "for _ in range(5): report.record_check(pathlib.Path(sys.argv[1]), sys.argv[2], 0, [outcome])\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in NAMES[:2]]
+    assert [child.wait(timeout=200) for child in children] == [0, 0]
+    assert set(json.loads((tmp_path / "kernels.json").read_text())["checks"]) == set(NAMES[:2])

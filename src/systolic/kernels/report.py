@@ -6,11 +6,14 @@ Every result carries a digest of the sources it was made from; a result of other
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 
 from systolic.kernels import aot, registry
@@ -34,6 +37,27 @@ def sources(kernel: str) -> str:
     return digest.hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def _update(folder: Path):
+    """The stored document, to be changed; then both files are written. One process at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        document = _read(folder)
+        yield document
+        _write(folder, document)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that readers see either as it was or whole."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def _read(folder: Path) -> dict:
     file = folder / "kernels.json"
     return json.loads(file.read_text()) if file.exists() else {"checks": {}, "compiles": {}}
@@ -41,13 +65,12 @@ def _read(folder: Path) -> dict:
 
 def record_check(folder: Path, kernel: str, seed: int, outcomes: list) -> None:
     """Store the outcomes of `check` and write both files."""
-    document = _read(folder)
-    document["checks"][kernel] = {
-        "sources": sources(kernel), "seed": seed, "cases": len(outcomes),
-        "failed": {o.label: o.problem for o in outcomes if o.problem},
-        "worst": round(max(o.worst for o in outcomes), 4),
-    }  # fmt: skip
-    _write(folder, document)
+    with _update(folder) as document:
+        document["checks"][kernel] = {
+            "sources": sources(kernel), "seed": seed, "cases": len(outcomes),
+            "failed": {o.label: o.problem for o in outcomes if o.problem},
+            "worst": round(max(o.worst for o in outcomes), 4),
+        }  # fmt: skip
 
 
 def known_compile(folder: Path, proof, entry, generation: str, tuning) -> dict | None:
@@ -59,13 +82,12 @@ def known_compile(folder: Path, proof, entry, generation: str, tuning) -> dict |
 
 def record_compile(folder: Path, proof, entry, generation: str, tuning, answer: dict, library: Path) -> None:
     """Store one answer of the compiler and write both files."""
-    document = _read(folder)
-    rows = document["compiles"].setdefault(proof.name, {}).setdefault(entry.label, {})
-    rows[generation] = {
-        "sources": sources(proof.name), "tuning": dataclasses.asdict(tuning), "answer": answer,
-        "libtpu": aot.version_of(library), "jax": importlib.metadata.version("jax"),
-    }  # fmt: skip
-    _write(folder, document)
+    with _update(folder) as document:
+        rows = document["compiles"].setdefault(proof.name, {}).setdefault(entry.label, {})
+        rows[generation] = {
+            "sources": sources(proof.name), "tuning": dataclasses.asdict(tuning), "answer": answer,
+            "libtpu": aot.version_of(library), "jax": importlib.metadata.version("jax"),
+        }  # fmt: skip
 
 
 def compiled_figures(folder: Path, proof, entry, generation: str) -> dict | None:
@@ -101,11 +123,10 @@ def _check(document: dict, name: str) -> dict | None:
 
 
 def _write(folder: Path, document: dict) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     counts = summary(document)
     ordered = {"summary": counts, "checks": document["checks"], "compiles": document["compiles"]}
-    (folder / "kernels.json").write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
-    (folder / "kernels.md").write_text(_markdown(counts, document))
+    _replace(folder / "kernels.json", json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    _replace(folder / "kernels.md", _markdown(counts, document))
 
 
 def _markdown(counts: dict, document: dict) -> str:
