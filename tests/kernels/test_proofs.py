@@ -15,6 +15,7 @@ from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Proof
 SAMPLE = {
     "paged_attention": ((0, (0, 3, 6)), (3, (2, 3))),
     "quantized_matmul": ((0, (0, 2)), (1, (0,)), (2, (0,)), (6, (0,))),
+    "delta_step": ((0, (0,)), (1, (1,))),
     "sampling": ((0, (0, 5)), (3, (7,))),
     "flash_attention": ((0, (0, 3, 5)), (1, (4,))),
     "grouped_matmul": ((0, (0, 3, 4)), (1, (4,)), (2, (6,))),

@@ -6,7 +6,8 @@ import torch
 
 import systolic.kernels
 from systolic import settings
-from systolic.kernels.flash_attention import torch_op as _flash  # noqa: F401  these define the operators
+from systolic.kernels.delta_step import torch_op as _delta  # noqa: F401  these define the operators
+from systolic.kernels.flash_attention import torch_op as _flash  # noqa: F401
 from systolic.kernels.grouped_matmul import torch_op as _grouped  # noqa: F401
 from systolic.kernels.quantized_matmul import torch_op as _quantized  # noqa: F401
 from systolic.kernels.sampling import torch_op as _sampling  # noqa: F401
@@ -85,6 +86,18 @@ def test_sampled_tokens():
     given = [x.to("tpu") for x in (logits, noise, temperature, top_k, top_p, min_p)]
     # All but the excluded one; the two largest; the largest, which has more than half; the largest.
     assert torch.ops.systolic.sample_tokens(*given).cpu().tolist() == [0, 2, 1, 1]
+
+
+def test_delta_step_reads_back_what_it_wrote():
+    """With a unit key, beta 1 and an empty state, the query k gives v; the other states stay."""
+    key = torch.nn.functional.normalize(spread(2, 1, 8), dim=-1)
+    value, state = spread(2, 1, 4), torch.zeros(3, 1, 8, 4)
+    state[1] = 7
+    gates = torch.zeros(2, 1), torch.ones(2, 1)
+    given = [x.to("tpu") for x in (key, key, value, *gates, state, torch.tensor([2, 0]))]
+    out, new = torch.ops.systolic.delta_step(*given, 1.0)
+    torch.testing.assert_close(out.cpu(), value, rtol=1e-5, atol=1e-5)
+    assert torch.equal(new.cpu()[1], state[1]) and not torch.equal(new.cpu()[2], state[2])
 
 
 def attend(form):

@@ -1,5 +1,5 @@
 """Names that the command line needs before anything heavy is imported."""
 
 # Kernels with a Pallas form, in the order of reports.
-NAMES = ("paged_attention", "quantized_matmul", "grouped_matmul", "flash_attention", "sampling")
+NAMES = ("paged_attention", "quantized_matmul", "grouped_matmul", "flash_attention", "sampling", "delta_step")
 GENERATION_NAMES = ("v5e", "v5p", "v6e", "tpu7x")
