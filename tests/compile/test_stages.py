@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from systolic.compile import executables, stages
+from systolic.compile.chain import Chain
 
 LAYERS = 6
 
@@ -183,7 +184,7 @@ def test_split_computes_what_the_program_computes():
 
     given = [jax.random.normal(jax.random.key(i), (4, 4)) for i in range(7)]
     parts, wiring = traced(run, *given)
-    chain = stages.Chain(wiring, [jax.jit(p.function) for p in parts], 0)
+    chain = Chain(wiring, [jax.jit(p.function) for p in parts], 0)
     plain = run(layer, *given)
     for mine, reference in zip(chain(*given), plain, strict=True):
         # the same float32 operations, fused differently

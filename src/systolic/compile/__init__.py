@@ -2,7 +2,7 @@
 
 * :mod:`.backend` - the Dynamo backend ``"tpu"``, also the default for ``tpu`` tensors
 * :mod:`.interpreter` - a graph of ATen operators run through the operator table
-* :mod:`.repeats` - equal layers in a graph; :mod:`.stages` - a deep program as launches of one compiled layer
+* :mod:`.repeats` - equal layers in a graph; :mod:`.stages`, :mod:`.chain` - a deep program as launches of one layer
 * :mod:`.executables` - compiling, counting, forbidding; the one door to XLA's compiler
 * :mod:`.higher_order` - branches, loops and attention with functions inside a graph
 * :mod:`.explain` - graph breaks, programs and their cost, for a function; :mod:`.changes` - why it compiled again

@@ -19,7 +19,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..device import client
-from . import stages, store
+from . import store
+from .chain import Chain, Wiring
 
 log = logging.getLogger("systolic.compile")
 
@@ -169,12 +170,12 @@ class Program:
     """A compiled program: one executable, or several with the wiring between them (:mod:`.stages`)."""
 
     executables: list
-    wiring: stages.Wiring | None
+    wiring: Wiring | None
 
     def entry_point(self, index: int):
         """The program as a callable, for device ``index``."""
         calls = [_entry_point(compiled) for compiled in self.executables]
-        return calls[0] if self.wiring is None else stages.Chain(self.wiring, calls, index)
+        return calls[0] if self.wiring is None else Chain(self.wiring, calls, index)
 
 
 def _entry_point(compiled):
@@ -185,6 +186,8 @@ def _entry_point(compiled):
 def _compile(name, function, specs, donated, index, apart: bool):
     """(program, estimated cost, seconds of tracing, seconds of compiling)."""
     import jax
+
+    from . import stages
 
     started = time.perf_counter()
     sharding = client.sharding(index)

@@ -1,7 +1,7 @@
 """A program with many equal layers as a chain of smaller ones, of which the layer is compiled once.
 
 XLA compiles every call of a function anew, so that its time grows with the depth of a model.  :func:`split` cuts a
-traced program into what comes before the layers, one layer, and what comes after; :class:`Chain` runs them one after
+traced program into what comes before the layers, one layer, and what comes after; :class:`.Chain` runs them one after
 the other, the layer's executable once for each set of weights.  A launch costs some ten microseconds, so only layers
 that read enough memory are cut out (:data:`LEAST_BYTES`).  XLA:CPU holds up the host at 32 launches that have not run:
 engines, which prepare one step while the last one runs, keep their programs whole there.
@@ -10,12 +10,12 @@ engines, which prepare one step while the last one runs, keep their programs who
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 from jax.extend import core
 
-from ..device.launches import note_launch
+from .chain import Wiring
 
 # The name under which :mod:`.interpreter` traces one of several equal groups.
 LAYER = "systolic_layer"
@@ -34,50 +34,6 @@ class Stage:
     function: Callable
     specs: list[tuple[tuple[int, ...], Any]]
     donated: tuple[int, ...]
-
-
-@dataclass
-class Wiring:
-    """How compiled stages make up a program; values have numbers, the program's inputs those below ``given``.
-
-    runs: for each run in order, the stage, the numbers of its inputs and those of its outputs.
-    results: the numbers of the program's results.
-    """
-
-    given: int
-    runs: list[tuple[int, list[int], list[int]]] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-
-
-class Chain:
-    """Compiled stages for device ``index``, callable as the program that they were cut from: arrays to a tuple."""
-
-    def __init__(self, wiring: Wiring, compiled: Sequence[Callable], index: int):
-        self.wiring = wiring
-        self.index = index
-        last: dict[int, int] = {}  # value -> the run after which it is not needed
-        for number, (_, inputs, outputs) in enumerate(wiring.runs):
-            last.update(dict.fromkeys((*inputs, *outputs), number))
-        kept = set(wiring.results)
-        self.steps = [
-            (compiled[stage], inputs, outputs, [v for v in (*inputs, *outputs) if last[v] == number and v not in kept])
-            for number, (stage, inputs, outputs) in enumerate(wiring.runs)
-        ]
-        self.made = 1 + max([*last, *wiring.results]) - wiring.given
-
-    def __call__(self, *arrays):
-        values = [*arrays, *[None] * self.made]
-        made: Sequence = ()
-        for call, inputs, outputs, dead in self.steps:
-            made = call(*[values[i] for i in inputs])
-            for number, value in zip(outputs, made):
-                values[number] = value
-            for number in dead:
-                values[number] = None
-        # Results of several stages are not ready together: whoever waits for this launch waits for its last stage.
-        for value in made[:1]:
-            note_launch(value, self.index)
-        return tuple([values[number] for number in self.wiring.results])
 
 
 def split(closed, donated: Sequence[int]) -> tuple[list[Stage], Wiring] | None:

@@ -44,6 +44,7 @@ OVERRIDES = [
     Override("MoERunner._select_forward", "upstream hides the layer in an opaque operator; our trace sees through it"),
     Override("FastIncrementalDetokenizer.__init__", "repeats a prompt that ends inside a character (issue 48853)"),
     Override("AsyncLLM.shutdown", "requests that wait when the engine ends get an error; upstream may forget them"),
+    Override("find_process_using_port", "at SIGTERM upstream may find its own engine, ending, and fail on it"),
     Override("uvicorn.Server.shutdown", "SIGTERM must end a busy server within 10 s: open connections get 5"),
     Override("MinP/LogitBias/MinTokensLogitsProcessor", "index lists of bucketed length; state on the host"),
 ]
@@ -80,6 +81,7 @@ def apply() -> None:
     block_table.BlockTable.compute_slot_mapping = compute_slot_mapping
     layers.apply()
     _bound_shutdown()
+    _spare_children()
     async_llm.AsyncLLM.shutdown = answering_the_rest(async_llm.AsyncLLM.shutdown)
     moe.apply()
     detokenizer.FastIncrementalDetokenizer.__init__ = starting_inside_a_character(
@@ -104,6 +106,19 @@ def compute_slot_mapping(self, num_reqs: int, query_start_loc, positions) -> Non
     slots = self.slot_mapping.np
     slots[: where.shape[0]] = blocks * self.block_size + where % self.block_size
     slots[where.shape[0] :] = -1
+
+
+def _spare_children() -> None:
+    import sys
+
+    import vllm.utils.network_utils as network
+
+    from .shutdown import of_others
+
+    network.find_process_using_port = of_others(network.find_process_using_port)
+    launcher = sys.modules.get("vllm.entrypoints.launchers.launcher")
+    if launcher is not None:  # it has the function by name
+        launcher.find_process_using_port = network.find_process_using_port
 
 
 def _bound_shutdown() -> None:

@@ -19,3 +19,25 @@ def answering_the_rest(original):
             loop.call_soon_threadsafe(self.output_processor.propagate_error, EngineDeadError())
 
     return shutdown
+
+
+def of_others(original):
+    """``find_process_using_port`` that leaves out this process's own children.
+
+    They inherit the server's socket. Upstream prints the command of whom it finds and fails if that one is ending.
+    """
+
+    def find_process_using_port(port: int):
+        import os
+
+        import psutil
+
+        process = original(port)
+        try:
+            if process is None or os.getpid() in (parent.pid for parent in process.parents()):
+                return None
+            return None if process.status() == psutil.STATUS_ZOMBIE else process
+        except psutil.Error:  # it has ended meanwhile
+            return None
+
+    return find_process_using_port
