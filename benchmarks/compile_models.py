@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
+from jax_layers import attention, block, gelu, layer_norm, linear
 from torch import nn
 from workloads import Block
 
@@ -80,39 +81,18 @@ def resnet() -> tuple[nn.Module, torch.Tensor]:
     return ResNet().eval(), torch.randn(2, 3, 112, 112)
 
 
-def _linear(p, name, x):
-    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
-
-
-def _layer_norm(p, name, x):
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
-
-
-def _attention(qkv, causal: bool):
-    """(batch, length, 3 * width) to (batch, length, width)."""
-    batch, length, _ = qkv.shape
-    q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, HEADS, -1), (2, 3), (0, 2))
-    scores = q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5
-    if causal:
-        scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
-    return jnp.moveaxis(jax.nn.softmax(scores) @ v, 1, 2).reshape(batch, length, -1)
-
-
 def gpt_block_jax(p: dict, x):
-    x = x + _linear(p, "project", _attention(_linear(p, "qkv", _layer_norm(p, "norm1", x)), True))
-    return x + _linear(p, "down", jax.nn.gelu(_linear(p, "up", _layer_norm(p, "norm2", x)), approximate=False))
+    return block(p, x, HEADS)
 
 
 def bert_jax(p: dict, ids):
-    x = _layer_norm(p, "norm", p["words.weight"][ids] + p["places.weight"][: ids.shape[1]])
+    x = layer_norm(p, "norm", p["words.weight"][ids] + p["places.weight"][: ids.shape[1]])
     for layer in range(LAYERS):
         at = f"layers.layers.{layer}"
         qkv = x @ p[f"{at}.self_attn.in_proj_weight"].T + p[f"{at}.self_attn.in_proj_bias"]
-        x = _layer_norm(p, f"{at}.norm1", x + _linear(p, f"{at}.self_attn.out_proj", _attention(qkv, False)))
-        hidden = jax.nn.gelu(_linear(p, f"{at}.linear1", x), approximate=False)
-        x = _layer_norm(p, f"{at}.norm2", x + _linear(p, f"{at}.linear2", hidden))
+        x = layer_norm(p, f"{at}.norm1", x + linear(p, f"{at}.self_attn.out_proj", attention(qkv, HEADS, causal=False)))
+        hidden = gelu(linear(p, f"{at}.linear1", x))
+        x = layer_norm(p, f"{at}.norm2", x + linear(p, f"{at}.linear2", hidden))
     return x
 
 
@@ -137,7 +117,7 @@ def resnet_jax(p: dict, x):
         y = _batch_norm(p, f"{at}.norm2", _convolution(p[f"{at}.conv2.weight"], y, 1, 1))
         around = p.get(f"{at}.around.weight")
         x = jax.nn.relu(y + (x if around is None else _convolution(around, x, stride, 0)))
-    return _linear(p, "head", x.mean((2, 3)))
+    return linear(p, "head", x.mean((2, 3)))
 
 
 # name -> (PyTorch model and input, the same in JAX, whether gradients of the parameters are taken too)

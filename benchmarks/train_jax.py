@@ -7,21 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import torch
+from jax_layers import block, layer_norm, linear
 
 
 def from_torch(model: torch.nn.Module) -> dict:
     """The trainable parameters of a torch model by name, as JAX arrays."""
     return {name: jnp.asarray(p.detach().cpu().numpy()) for name, p in model.named_parameters()}
-
-
-def _linear(p, name, x):
-    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
-
-
-def _layer_norm(p, name, x):
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def _cross_entropy(logits, classes):
@@ -31,20 +22,11 @@ def _cross_entropy(logits, classes):
 
 def character_loss(p: dict, inputs, targets, heads: int):
     """Mean cross entropy of `workloads.CharacterModel` for int (batch, length) inputs and targets."""
-    batch, length = inputs.shape
-    x = p["characters.weight"][inputs] + p["places.weight"][:length]
-    mask = jnp.tril(jnp.ones((length, length), bool))
+    x = p["characters.weight"][inputs] + p["places.weight"][: inputs.shape[1]]
     layers = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
     for layer in range(layers):
-        at = f"blocks.{layer}"
-        qkv = _linear(p, f"{at}.qkv", _layer_norm(p, f"{at}.norm1", x)).reshape(batch, length, 3, heads, -1)
-        q, k, v = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
-        scores = q @ k.transpose(0, 1, 3, 2) / q.shape[-1] ** 0.5
-        mixed = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)) @ v
-        x = x + _linear(p, f"{at}.project", mixed.transpose(0, 2, 1, 3).reshape(x.shape))
-        hidden = jax.nn.gelu(_linear(p, f"{at}.up", _layer_norm(p, f"{at}.norm2", x)), approximate=False)
-        x = x + _linear(p, f"{at}.down", hidden)
-    logits = _linear(p, "head", _layer_norm(p, "norm", x))
+        x = block(p, x, heads, f"blocks.{layer}.")
+    logits = linear(p, "head", layer_norm(p, "norm", x))
     return _cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
@@ -68,7 +50,7 @@ def digit_loss(p: dict, images, classes):
     """Mean cross entropy of `workloads.DigitClassifier` in training mode (running statistics are not kept)."""
     x = _pool(jax.nn.relu(_batch_norm(p, "norm1", _convolution(p, "first", images))))
     x = _pool(jax.nn.relu(_batch_norm(p, "norm2", _convolution(p, "second", x))))
-    return _cross_entropy(_linear(p, "head", x.reshape(len(x), -1)), classes)
+    return _cross_entropy(linear(p, "head", x.reshape(len(x), -1)), classes)
 
 
 def stepper(loss, rate: float):

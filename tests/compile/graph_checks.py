@@ -27,6 +27,11 @@ def to_tpu(values):
     )
 
 
+def leaf(*shape):
+    """Normal numbers that want a gradient."""
+    return torch.randn(*shape, requires_grad=True)
+
+
 def check(function, *hosts, compiled=None, whole=True, rtol=None, atol=None, **options):
     """The compiled function on the device equals the plain one on the CPU, and so do gradients where inputs want them.
 

@@ -2,21 +2,15 @@
 
 import pytest
 import torch
+from graph_checks import programs
 from torch import nn
 from torch._dynamo.utils import counters
-
-from systolic.compile.executables import statistics
 
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
     torch._dynamo.reset()
     counters.clear()
-
-
-def programs():
-    """Programs made so far, compiled or loaded from disk."""
-    return statistics.compilations + statistics.cache_hits
 
 
 def graphs():

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from graph_checks import check, graphs, programs, to_tpu
+from graph_checks import check, graphs, leaf, programs, to_tpu
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -14,10 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 def fresh():
     torch._dynamo.reset()
     torch.manual_seed(0)
-
-
-def leaf(*shape):
-    return torch.randn(*shape, requires_grad=True)
 
 
 linear = nn.Linear(3, 2)

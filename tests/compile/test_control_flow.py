@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graph_checks import check, graphs, programs
+from graph_checks import check, graphs, leaf, programs
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.foreach_map import foreach_map
 from torch._higher_order_ops.map import map as map_over
@@ -17,10 +17,6 @@ from systolic.compile.identity import digest
 def fresh():
     torch._dynamo.reset()
     torch.manual_seed(0)
-
-
-def leaf(*shape):
-    return torch.randn(*shape, requires_grad=True)
 
 
 def test_cond_takes_the_branch_of_its_predicate_without_another_program():

@@ -8,18 +8,20 @@ from torch.fx import Graph, Node
 aten = torch.ops.aten
 
 
+def _swaps_last_two(node: Node) -> bool:
+    """Whether a node is a transpose that exchanges the last two dimensions."""
+    dims = node.meta["val"].dim()
+    if node.target is aten.t.default:
+        return dims == 2
+    if node.target is aten.transpose.int:
+        return {d % dims for d in node.args[1:3]} == {dims - 2, dims - 1}
+    return node.target is aten.permute.default and [d % dims for d in node.args[1]][-2:] == [dims - 1, dims - 2]
+
+
 def _transposed(node) -> Node | None:
     """The matrix of which ``node`` is the transpose, or None."""
-    if not isinstance(node, Node) or node.op != "call_function":
-        return None
-    source = node.args[0] if node.args else None
-    if node.target is aten.t.default:
-        return source
-    if node.target is aten.permute.default and [d % 2 for d in node.args[1]] == [1, 0] and len(node.args[1]) == 2:
-        return source
-    if node.target is aten.transpose.int and {d % 2 for d in node.args[1:3]} == {0, 1} and node.meta["val"].dim() == 2:
-        return source
-    return None
+    is_call = isinstance(node, Node) and node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
+    return node.args[0] if is_call and node.meta["val"].dim() == 2 and _swaps_last_two(node) else None
 
 
 def keep_weights_as_stored(graph: Graph) -> int:
@@ -80,14 +82,9 @@ def _ends_in_transpose(node) -> bool:
     if not isinstance(node, Node):
         return False
     sizes = tuple(node.meta["val"].shape[-2:])
-    while isinstance(node, Node) and node.op == "call_function":
-        dims = node.meta["val"].dim()
-        if tuple(node.meta["val"].shape[-2:]) != sizes:
-            return False
-        if node.target is aten.transpose.int:
-            return {d % dims for d in node.args[1:3]} == {dims - 2, dims - 1}
-        if node.target is aten.permute.default:
-            return [d % dims for d in node.args[1]][-2:] == [dims - 1, dims - 2]
+    while isinstance(node, Node) and node.op == "call_function" and tuple(node.meta["val"].shape[-2:]) == sizes:
+        if _swaps_last_two(node):
+            return True
         if node.target not in _KEEPING:
             return False
         node = node.args[0]

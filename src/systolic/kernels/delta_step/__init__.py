@@ -9,6 +9,7 @@ import functools
 
 import jax.numpy as jnp
 
+from systolic.kernels.arguments import need
 from systolic.kernels.delta_step.reference import delta_step_reference
 from systolic.kernels.selection import dispatch
 
@@ -33,10 +34,6 @@ def delta_step(q, k, v, decay, beta, state, slots, *, scale: float):
     Raises:
         ValueError: a shape or a dtype is wrong.
     """
-    def need(condition, message):
-        if not condition:
-            raise ValueError(message)
-
     need(q.ndim == 3 and q.shape == k.shape and v.ndim == 3 and q.shape[:2] == v.shape[:2],
          f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}; they must be [T, heads, K], twice, and [T, heads, V]")
     need(q.dtype in (jnp.float32, jnp.bfloat16) and q.dtype == k.dtype == v.dtype,

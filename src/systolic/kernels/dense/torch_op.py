@@ -5,16 +5,10 @@ Graphs get it from :mod:`systolic.compile.passes`.
 
 from __future__ import annotations
 
-import torch
-
-from ...compile.interpreter import register_custom
-from . import batched_matmul
-
-_library = torch.library.Library("systolic", "FRAGMENT")
-_library.define("bmm_transposed(Tensor a, Tensor b) -> Tensor")
+from systolic.kernels.dense import batched_matmul
+from systolic.kernels.torch_library import define
 
 
-@torch.library.register_fake("systolic::bmm_transposed", lib=_library)
 def _fake(a, b):
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
 
@@ -24,4 +18,4 @@ def _lower(a, b):
     return batched_matmul(a, b, transposed=True)
 
 
-register_custom("systolic::bmm_transposed", _lower)
+define("bmm_transposed(Tensor a, Tensor b) -> Tensor", _fake, _lower)

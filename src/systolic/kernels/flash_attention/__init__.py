@@ -9,6 +9,7 @@ import functools
 
 import jax.numpy as jnp
 
+from systolic.kernels.arguments import need
 from systolic.kernels.flash_attention.reference import flash_attention_reference
 from systolic.kernels.selection import dispatch
 
@@ -33,10 +34,6 @@ def flash_attention(q, k, v, q_segments, kv_segments, *, scale: float, causal: b
     Raises:
         ValueError: a shape, a dtype or an option is wrong.
     """
-    def need(condition, message):
-        if not condition:
-            raise ValueError(message)
-
     need(q.ndim == 3 and k.ndim == 3 and q.shape[2] == k.shape[2] and k.shape == v.shape and k.shape[0] > 0
          and q.shape[0] % k.shape[0] == 0,
          f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}; they must be [q_heads, T, head_dim] and twice "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from systolic.kernels.arguments import names, need
 from systolic.kernels.grouped_matmul.reference import grouped_matmul_reference
 from systolic.kernels.selection import dispatch
 
@@ -34,17 +35,13 @@ def grouped_matmul(x, weight, group_sizes, weight_scale=None):
     Raises:
         ValueError: a shape or a dtype is wrong.
     """
-    def need(condition, message):
-        if not condition:
-            raise ValueError(message)
-
     need(x.ndim == 2 and weight.ndim == 3 and x.shape[1] == weight.shape[2] and x.shape[1] > 0,
          f"x and weight have shapes {x.shape} and {weight.shape}; they must be [M, K] and [E, N, K] with K > 0")
     experts, columns, width = weight.shape
     need(x.dtype in FLOATS, f"x has dtype {x.dtype}; it must be float32 or bfloat16")
     need(weight.dtype in WEIGHTS and weight.dtype in (x.dtype, *WEIGHTS[2:]),
          f"weight has dtype {weight.dtype}; it must be x's, {x.dtype}, or one of "
-         f"{', '.join(jnp.dtype(t).name for t in WEIGHTS[2:])}")
+         f"{names(WEIGHTS[2:])}")
     need(experts > 0 and group_sizes.shape == (experts,) and group_sizes.dtype == jnp.int32,
          f"group_sizes is {group_sizes.dtype}{group_sizes.shape}; it must be int32 [{experts}] with a group at least")
     scale = jnp.ones((experts, 1, columns), jnp.float32) if weight_scale is None else weight_scale

@@ -9,6 +9,7 @@ import functools
 
 import jax.numpy as jnp
 
+from systolic.kernels.arguments import need
 from systolic.kernels.cpu.calls import paged_attention_cpu
 from systolic.kernels.paged_attention.reference import paged_attention_reference
 from systolic.kernels.selection import dispatch
@@ -28,10 +29,6 @@ def cache_shape(num_blocks: int, block_size: int, kv_heads: int, head_dim: int) 
 
 
 def _check(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, slot_mapping, num_seqs, slopes, sinks, scales):
-    def need(condition, message):
-        if not condition:
-            raise ValueError(message)
-
     need(q.ndim == 3, f"q has shape {q.shape}; it must be [tokens, q_heads, head_dim]")
     tokens, q_heads, dim = q.shape
     need(kv_cache.ndim == 5 and kv_cache.shape[1] == 2 and kv_cache.shape[4] == dim,

@@ -9,6 +9,7 @@ import functools
 
 import jax.numpy as jnp
 
+from systolic.kernels.arguments import names, need
 from systolic.kernels.narrow import limited
 from systolic.kernels.quantized_matmul.reference import quantized_matmul_reference
 from systolic.kernels.selection import dispatch
@@ -53,30 +54,26 @@ def quantized_matmul(x, weight, weight_scale, x_scale=None, *, out_dtype=None):
     Raises:
         ValueError: a shape or a dtype is wrong.
     """
-    def need(condition, message):
-        if not condition:
-            raise ValueError(message)
-
     need(x.ndim == 2 and weight.ndim == 2 and x.shape[1] == weight.shape[1] and x.shape[1] > 0,
          f"x and weight have shapes {x.shape} and {weight.shape}; they must be [M, K] and [N, K] with K > 0")
     (rows, width), columns = x.shape, weight.shape[0]
-    need(weight.dtype in WEIGHTS, f"weight has dtype {weight.dtype}; it must be one of {_names(WEIGHTS)}")
+    need(weight.dtype in WEIGHTS, f"weight has dtype {weight.dtype}; it must be one of {names(WEIGHTS)}")
     need(weight_scale.ndim == 2 and weight_scale.shape[1] == columns and weight_scale.dtype == jnp.float32
          and weight_scale.shape[0] > 0 and width % weight_scale.shape[0] == 0,
          f"weight_scale is {weight_scale.dtype}{weight_scale.shape}; it must be float32 [G, {columns}] where G divides "
          f"{width}")
     groups = weight_scale.shape[0]
     if x_scale is None:
-        need(x.dtype in FLOATS, f"x has dtype {x.dtype} and no x_scale; it must be one of {_names(FLOATS)}")
+        need(x.dtype in FLOATS, f"x has dtype {x.dtype} and no x_scale; it must be one of {names(FLOATS)}")
     else:
         need(x.dtype in ACTIVATIONS and x.dtype == weight.dtype,
              f"x and weight have dtypes {x.dtype} and {weight.dtype}; with x_scale both must be the same of "
-             f"{_names(ACTIVATIONS)}")
+             f"{names(ACTIVATIONS)}")
         need(x_scale.shape in ((1, rows), (groups, rows)) and x_scale.dtype == jnp.float32,
              f"x_scale is {x_scale.dtype}{x_scale.shape}; it must be float32 [1, {rows}] or [{groups}, {rows}]")
         need(out_dtype is not None, "x has 8 bits: give out_dtype")
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    need(out_dtype in FLOATS, f"out_dtype is {out_dtype}; it must be one of {_names(FLOATS)}")
+    need(out_dtype in FLOATS, f"out_dtype is {out_dtype}; it must be one of {names(FLOATS)}")
     if rows == 0 or columns == 0:
         return jnp.zeros((rows, columns), out_dtype)
     scales = jnp.ones((1, rows), jnp.float32) if x_scale is None else x_scale
@@ -84,10 +81,6 @@ def quantized_matmul(x, weight, weight_scale, x_scale=None, *, out_dtype=None):
     reference = functools.partial(quantized_matmul_reference, **options)
     pallas = functools.partial(_tuned_pallas, **options)
     return dispatch((x, weight, weight_scale, scales), reference=reference, tpu=pallas)
-
-
-def _names(types) -> str:
-    return ", ".join(jnp.dtype(t).name for t in types)
 
 
 def _tuned_pallas(x, weight, weight_scale, x_scale, *, interpret, out_dtype):
