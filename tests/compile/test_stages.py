@@ -173,6 +173,24 @@ def test_donated_input_that_several_layers_update_keeps_the_program_whole():
     assert traced(run, *arguments(6), donated=(0,)) is None
 
 
+@pytest.mark.parametrize("crossed", [False, True])
+def test_layers_that_pair_what_they_overwrite_differently_keep_the_program_whole(crossed):
+    def run(body, x, *pairs):
+        results = []
+        for number, (a, b) in enumerate(zip(pairs[::2], pairs[1::2])):
+            x, a, b = body(x, a, b)
+            results += [b, a] if crossed and number == 2 else [a, b]
+        return [*results, x.sum()]
+
+    def both(x, a, b):
+        return x + a @ b, a + 1, b * 2
+
+    both.__name__ = stages.LAYER
+    body, given = jax.jit(both), [jnp.ones((4, 4)) for _ in range(13)]
+    cut = stages.split(jax.make_jaxpr(lambda *a: run(body, *a))(*given), range(1, 13))
+    assert (cut is None) == crossed
+
+
 def test_split_computes_what_the_program_computes():
     def run(body, x, *weights):
         x = x * 2 + jnp.arange(4.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Callable, Sequence
 
-from ..device.launches import note_launch
-
 
 @dataclass
 class Wiring:
@@ -25,8 +23,11 @@ class Chain:
     """Compiled stages for device ``index``, callable as the program that they were cut from: arrays to a tuple."""
 
     def __init__(self, wiring: Wiring, compiled: Sequence[Callable], index: int):
+        from ..device.launches import note_launch  # here: `systolic cache` imports this package without PyTorch
+
         self.wiring = wiring
         self.index = index
+        self.note_launch = note_launch
         last: dict[int, int] = {}  # value -> the run after which it is not needed
         for number, (_, inputs, outputs) in enumerate(wiring.runs):
             last.update(dict.fromkeys((*inputs, *outputs), number))
@@ -48,5 +49,5 @@ class Chain:
                 values[number] = None
         # Results of several stages are not ready together: whoever waits for this launch waits for its last stage.
         for value in made[:1]:
-            note_launch(value, self.index)
+            self.note_launch(value, self.index)
         return tuple([values[number] for number in self.wiring.results])

@@ -132,14 +132,17 @@ class _Cut:
         gives = self._gives(reads, makes, partners)
         if sum(map(len, gives)) != len(partners) or any(g != gives[1] for g in gives[1:-1]):
             return None
+        # JAX pairs donated inputs with results of their type in order: the partners come first.
+        firsts = [[partners[read[i]] for i in give] for read, give in zip(reads, gives)]
+        places = [[made.index(v) for v in first] for first, made in zip(firsts, makes)]
+        if any(place != places[1] for place in places[1:-1]):
+            return None
         numbers = {v: i for i, v in enumerate(self.jaxpr.invars)}
         stages, wiring = [], Wiring(len(numbers))
         for position, equations in enumerate(groups):
             if not equations:
                 continue
-            # JAX pairs donated inputs with results of their type in order: the partners come first.
-            first = [partners[reads[position][i]] for i in gives[position]]
-            made = [*first, *(v for v in makes[position] if v not in first)]
+            made = [*firsts[position], *(v for v in makes[position] if v not in firsts[position])]
             for v in made:
                 numbers[v] = len(numbers)
             if not 1 < position < len(groups) - 1:
