@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from systolic import cli
-from systolic.zoo import catalog, criterion, report, rules, shrink, sweep, weights
+from systolic.zoo import catalog, checks, criterion, report, rules, shrink, sweep, weights
 from systolic.zoo.checks import NOT_INSTANTIATED, Record
 
 
@@ -41,11 +41,32 @@ def test_a_token_may_differ_only_where_the_choice_is_open():
 
 def test_a_wrong_or_missing_gradient_is_a_mismatch():
     want = {"w": torch.tensor([1.0, -2.0])}
-    assert criterion.compare_gradients({"w": torch.tensor([1.0005, -2.0])}, want) < 1e-3
+
+    def unused():
+        raise AssertionError("float64 is for gradients that differ")
+
+    assert criterion.compare_gradients({"w": torch.tensor([1.0005, -2.0])}, want, unused)["difference"] < 1e-3
     with pytest.raises(criterion.Mismatch, match="gradient of w"):
-        criterion.compare_gradients({"w": torch.tensor([1.01, -2.0])}, want)
+        criterion.compare_gradients({"w": torch.tensor([1.01, -2.0])}, want, lambda: want)
     with pytest.raises(criterion.Mismatch, match="other parameters"):
-        criterion.compare_gradients({}, want)
+        criterion.compare_gradients({}, want, unused)
+
+
+def test_float64_settles_gradients_that_differ():
+    want, got = {"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.01, -2.0])}
+    entry = criterion.compare_gradients(got, want, lambda: {"w": torch.tensor([1.0101, -2.0]).double()})
+    assert entry["settled_in_float64"] == ["w"] and entry["difference"] < 1e-3
+    with pytest.raises(criterion.Mismatch, match="gradient of w"):
+        criterion.compare_gradients(got, want, lambda: RuntimeError("the model has no float64"))
+
+
+def test_a_compiled_result_may_differ_from_eager_only_as_the_trace_does():
+    eager, traced = {"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}
+    assert "reference" in checks._against_trace(traced, eager, traced, "x differs")
+    wrong = {"matched": False, "cause": "x differs"}
+    assert checks._against_trace({"x": torch.tensor([3.0])}, eager, traced, "x differs") == wrong
+    assert checks._against_trace(traced, eager, eager, "x differs") == wrong
+    assert checks._against_trace(traced, eager, RuntimeError("no trace"), "x differs") == wrong
 
 
 def test_the_catalog_has_one_architecture_for_each_class():
