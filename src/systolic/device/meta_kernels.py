@@ -73,8 +73,18 @@ def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
     return self.new_empty([*leading, self.shape[-2], mat2.shape[-1]], dtype=out_dtype or self.dtype)
 
 
-# PyTorch's own kernels of these have the limits of CUDA: bfloat16 only, and strides of 16 bytes.
-REPLACED = {"_grouped_mm": _grouped_mm}
+def _native_multi_head_attention(
+    query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None,
+    need_weights=True, average_attn_weights=True, mask_type=None,
+):  # fmt: skip
+    heads = [] if average_attn_weights else [num_head]
+    weights = query.new_empty(query.shape[0], *heads, query.shape[1], key.shape[1]) if need_weights else None
+    return torch.empty_like(query, memory_format=torch.contiguous_format), weights
+
+
+# PyTorch's own kernel of the first has the limits of CUDA: bfloat16 only, and strides of 16 bytes. That of the second
+# gives an empty tensor for weights that are not asked for; CPU and CUDA give None.
+REPLACED = {"_grouped_mm": _grouped_mm, "_native_multi_head_attention": _native_multi_head_attention}
 
 KERNELS = {
     "histogram.bin_ct": _histogram,

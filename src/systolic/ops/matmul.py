@@ -112,7 +112,7 @@ def _addr(self, vec1, vec2, beta=1, alpha=1):
 
 
 @lower("linear", view=True)
-def _linear(input, weight, bias=None):
+def linear(input, weight, bias=None):
     result = dot_general(input, weight, ((input.ndim - 1,), (1,)))
     return result if bias is None else result + cast(bias, result.dtype)
 

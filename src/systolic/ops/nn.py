@@ -28,6 +28,13 @@ def _scaled(x, weight, bias):
     return x if bias is None else x + bias.astype(x.dtype)
 
 
+def layer_norm(input, weight, bias, eps):
+    """Normalize the last dimension, in the dtype of its sums."""
+    x = input.astype(opmath(input.dtype))
+    mean, var = _moments(x, (x.ndim - 1,))
+    return _scaled((x - mean) * lax.rsqrt(var + cast(eps, x.dtype)), weight, bias)
+
+
 @lower("native_layer_norm")
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     x = input.astype(opmath(input.dtype))

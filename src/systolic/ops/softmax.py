@@ -65,7 +65,7 @@ def log_softmax_backward(grad_output, output, dim, input_dtype=None):
     return (grad - jnp.exp(y) * jnp.sum(grad, axis=dim, keepdims=True)).reshape(output.shape)
 
 
-def _mask_for(mask, x, mask_type):
+def mask_for(mask, x, mask_type):
     """The mask in a shape that broadcasts over scores [batch, heads, queries, keys].
 
     Type 0 is [queries, keys], type 1 is [batch, keys], type 2 (the default) the shape of the scores.
@@ -79,7 +79,7 @@ def _mask_for(mask, x, mask_type):
 def masked_softmax(self, mask, dim=None, mask_type=None):
     """Softmax over what ``mask`` leaves (true means left out); NaN where it leaves nothing."""
     x = _prepare(self, out(0).dtype)
-    hidden = _mask_for(mask, x, mask_type)
+    hidden = mask_for(mask, x, mask_type)
     return _normalize(jnp.where(hidden, -np.inf, x), -1 if dim is None else dim).reshape(self.shape)
 
 
