@@ -267,3 +267,23 @@ def test_gradients_inside_an_optimizer_inside_and_compiled_autograd():
     x, w = torch.randn(2, 3), leaf(3, 3)
     got = torch.compile(gradient, backend="tpu")(*to_tpu((x, w)))
     torch.testing.assert_close(got.cpu(), gradient(x, w))
+
+
+def test_equal_layers_that_read_a_constant_of_the_graph():
+    """Dynamo puts a constant's node where its first layer reads it, that is among the nodes of the layers."""
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.ParameterList(torch.randn(4, 4) for _ in range(6))
+
+        def forward(self, x):
+            for weight in self.weights:
+                x = torch.tanh(x @ weight) + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+            return x
+
+    layers, x = Layers(), torch.randn(3, 4)
+    with torch.no_grad():
+        want = layers(x)
+        got = torch.compile(layers.to("tpu"), backend="tpu")(x.to("tpu"))
+    torch.testing.assert_close(got.cpu(), want)

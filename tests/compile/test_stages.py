@@ -191,6 +191,26 @@ def test_layers_that_pair_what_they_overwrite_differently_keep_the_program_whole
     assert (cut is None) == crossed
 
 
+@pytest.mark.parametrize("numbers", [[2.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+def test_layers_that_are_given_numbers(numbers):
+    """A number is no variable: equal ones leave the layers equal, others keep the program whole."""
+
+    def scaled(x, w, number):
+        return jnp.tanh(x @ w) * number
+
+    scaled.__name__ = stages.LAYER
+    body = jax.jit(scaled)
+
+    def run(x, *weights):
+        for w, number in zip(weights, numbers):
+            x = body(x, w, number)
+        return [x.sum(), x]
+
+    given = [jax.random.normal(jax.random.key(i), (4, 4)) for i in range(7)]
+    cut = stages.split(jax.make_jaxpr(run)(*given), ())
+    assert (cut is None) == (len(set(numbers)) > 1)
+
+
 def test_split_computes_what_the_program_computes():
     def run(body, x, *weights):
         x = x * 2 + jnp.arange(4.0)

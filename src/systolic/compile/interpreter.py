@@ -95,6 +95,9 @@ def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None, repea
             pass
         elif node in starts:
             group = starts[node]
+            for constant in group.inputs:  # its place in the graph may be among the group's nodes
+                if constant.op == "get_attr" and constant not in values:
+                    values[constant] = _constant(graph.owning_module, constant.target)
             results = body(*(values[n] for n in group.inputs))
             values.update(zip(group.outputs, results))
             done.update(group.nodes)

@@ -57,7 +57,7 @@ def _layers(jaxpr) -> list | None:
     if len(named) < LEAST_LAYERS or any(e.params["jaxpr"] is not named[0].params["jaxpr"] for e in named):
         return None
     given = set(jaxpr.invars)
-    weights = [v for v in dict.fromkeys(named[0].invars) if not _literal(v) and v in given]
+    weights = {v for v in named[0].invars if not _literal(v) and v in given}
     if sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in weights) < LEAST_BYTES:
         return None
     return named
