@@ -84,6 +84,9 @@ WRITES = {
     "columns of one row": lambda x, m, c: x.__setitem__((slice(None), c), torch.arange(3.0, device=x.device)),
     "with an index": lambda x, m, c: x.__setitem__((m[:, 2], torch.tensor([1, 3], device=x.device)), -1.0),
     "accumulate": lambda x, m, c: x.index_put_((m,), torch.ones(7, device=x.device), accumulate=True),
+    "nothing": lambda x, m, c: x.__setitem__(m & ~m, x[m & ~m]),
+    "nothing, rows": lambda x, m, c: x.__setitem__((m & ~m)[:, 0], x.new_empty(0, 4)),
+    "nothing, accumulate": lambda x, m, c: x.index_put_((m & ~m,), x[m & ~m] + 1, accumulate=True),
     "into a view": lambda x, m, c: x[:, 1:].__setitem__(m[:, 1:], 0.5),
 }
 

@@ -60,6 +60,8 @@ def _index(self, indices):
 
 def _put_mask(self, mask, before: int, values, accumulate: bool):
     """``self[:, ..., mask] = values`` with ``before`` full dimensions in front of the mask."""
+    if values.size == 0:  # the mask selects nothing
+        return self
     mask = mask.astype(jnp.bool_)
     after = self.ndim - before - mask.ndim
     if values.ndim > after and values.shape[values.ndim - 1 - after] != 1:
