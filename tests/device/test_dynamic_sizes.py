@@ -138,3 +138,19 @@ def test_a_new_size_in_the_same_power_of_two_compiles_nothing():
     before = torch.tpu.compilations()
     assert use(33) == (33, 33) and use(64) == (64, 64)
     assert torch.tpu.compilations() == before
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_assertions_on_values(compiled):
+    def check(x):
+        torch._assert_async((x > 0).all(), "every element must be positive")
+        return x + 1
+
+    function = torch.compile(check, backend="tpu") if compiled else check
+    before = torch.tpu.fallbacks()
+    assert torch.equal(function(torch.ones(3).tpu()).cpu(), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="every element must be positive"):
+        function(torch.zeros(3).tpu())
+    assert torch.tpu.fallbacks() == before
+    with pytest.raises(RuntimeError, match="single nonzero value"):
+        torch._assert_async(torch.tensor(0).tpu())

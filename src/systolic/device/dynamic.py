@@ -273,6 +273,12 @@ def equal(self, other):
     return self.shape == other.shape and bool((self == other).all())
 
 
+def assert_async(self, message="Expected Tensor with single nonzero value, but got zero"):
+    """Raise RuntimeError with ``message`` unless the only element is nonzero; waits for its value, as the CPU does."""
+    if not bool(self):
+        raise RuntimeError(message or "Assertion is failed")
+
+
 def _into(function):
     """The ``out=`` form of an operator with one result."""
 
@@ -300,6 +306,8 @@ KERNELS = {
     "bincount": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
     "equal": equal,
+    "_assert_async": assert_async,
+    "_assert_async.msg": assert_async,
     **composites.KERNELS,
 }
 

@@ -19,6 +19,7 @@ from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import bind_kv_cache
 
+from ..device import huge_pages
 from ..kernels.paged_attention import cache_shape
 from . import sampling
 from .buckets import request_buckets, token_buckets, up
@@ -91,6 +92,7 @@ class TpuModelRunner(GPUModelRunner):
         if load_dummy_weights:
             raise ValueError("loading dummy weights into a running server is not supported on tpu")
         self.model = get_model(vllm_config=self.vllm_config)
+        huge_pages.collapse(self.model.parameters())
         self._moe_model = None
 
     def may_reinitialize_input_batch(self, kv_cache_config) -> None:

@@ -10,8 +10,12 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int kWeightRows = 4;
+// A single row of x has registers for more rows of W: the more loads of W in flight, the faster it is read.
+constexpr int kLoneRowWeights = kLanes >= 16 ? 4 : 8;
 constexpr int kInputRows = kLanes >= 16 ? 6 : 3;  // 4 x 6 accumulators fit 32 registers, 4 x 3 fit 16
 constexpr int64_t kPanelRows = 8;  // rows of W that stay in the level-1 cache while x passes by
+// Fetching W ahead takes an instruction for each vector; those of 8 lanes are faster without.
+constexpr bool kFetches = kLanes >= 16;
 
 // Rows of W that a block fetches ahead while it computes.
 struct Ahead {
@@ -19,70 +23,78 @@ struct Ahead {
   int count = 0;
 };
 
-// y[m, n..n+3] for kRows rows of x. Each output has one accumulator of kLanes partial sums that runs
-// over k in rising order, so its bits do not depend on the other rows.
-template <int kRows>
-inline __attribute__((noinline)) void Dot(const float* x, const float* const* w, int64_t depth,
-                                          const float* bias, int columns, float* y, int64_t y_stride,
-                                          Ahead ahead) {
-  Vec sum[kRows][kWeightRows];
+// y[m, 0..columns-1] for kRows rows of x and the first `columns` of kWeights rows of W; kWhole says that all of
+// them are there. Each output has one accumulator of kLanes partial sums that runs over k in rising order, so
+// its bits do not depend on the other rows.
+template <int kRows, int kWeights, bool kWhole>
+inline __attribute__((noinline)) void Dot(const float* x, const float* w, int64_t depth, const float* bias,
+                                          int columns, float* y, int64_t y_stride, Ahead ahead) {
+  Vec sum[kRows][kWeights];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 4
-    for (int n = 0; n < kWeightRows; ++n) sum[m][n] = Vec{};
+#pragma GCC unroll 8
+    for (int n = 0; n < kWeights; ++n) sum[m][n] = Vec{};
   }
-  const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+  // A pointer for four rows keeps the addresses in registers.
+  const float* quad[kWeights / 4];
+#pragma GCC unroll 2
+  for (int q = 0; q < kWeights / 4; ++q) quad[q] = w + 4 * q * depth;
+  auto multiply = [&](int64_t k, auto load) __attribute__((always_inline)) {
+    Vec a[kWeights];
+#pragma GCC unroll 8
+    for (int n = 0; n < kWeights; ++n) {
+      a[n] = load(kWhole ? quad[n / 4] + n % 4 * depth + k : w + std::min(n, columns - 1) * depth + k);
+    }
+    if constexpr (kFetches) {
+      for (int i = 0; i < ahead.count; ++i) __builtin_prefetch(ahead.rows + i * depth + k, 0, 3);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+      const Vec b = load(x + m * depth + k);
+#pragma GCC unroll 8
+      for (int n = 0; n < kWeights; ++n) sum[m][n] += a[n] * b;
+    }
+  };
   int64_t k = 0;
-  for (; k + kLanes <= depth; k += kLanes) {
-    const Vec a0 = Load(w0 + k), a1 = Load(w1 + k), a2 = Load(w2 + k), a3 = Load(w3 + k);
-    for (int i = 0; i < ahead.count; ++i) __builtin_prefetch(ahead.rows + i * depth + k, 0, 3);
-#pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
-      const Vec b = Load(x + m * depth + k);
-      sum[m][0] += a0 * b;
-      sum[m][1] += a1 * b;
-      sum[m][2] += a2 * b;
-      sum[m][3] += a3 * b;
-    }
-  }
+  for (; k + kLanes <= depth; k += kLanes) multiply(k, [](const float* p) { return Load(p); });
   if (const int64_t rest = depth - k; rest > 0) {
-    const Vec a0 = LoadPart(w0 + k, rest), a1 = LoadPart(w1 + k, rest);
-    const Vec a2 = LoadPart(w2 + k, rest), a3 = LoadPart(w3 + k, rest);
-#pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
-      const Vec b = LoadPart(x + m * depth + k, rest);
-      sum[m][0] += a0 * b;
-      sum[m][1] += a1 * b;
-      sum[m][2] += a2 * b;
-      sum[m][3] += a3 * b;
-    }
+    ahead.count = 0;
+    multiply(k, [rest](const float* p) { return LoadPart(p, rest); });
   }
-  Quad add = Quad{};
-  if (bias != nullptr) std::memcpy(&add, bias, columns * sizeof(float));
+  float add[kWeights] = {};
+  if (bias != nullptr) std::memcpy(add, bias, columns * sizeof(float));
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-    Quad result = HorizontalSum4(sum[m][0], sum[m][1], sum[m][2], sum[m][3]) + add;
-    std::memcpy(y + m * y_stride, &result, columns * sizeof(float));
+    float result[kWeights];
+#pragma GCC unroll 2
+    for (int n = 0; n < kWeights; n += 4) {
+      Quad more;
+      std::memcpy(&more, add + n, sizeof(more));
+      const Quad quad_sum = HorizontalSum4(sum[m][n], sum[m][n + 1], sum[m][n + 2], sum[m][n + 3]) + more;
+      std::memcpy(result + n, &quad_sum, sizeof(quad_sum));
+    }
+    std::memcpy(y + m * y_stride, result, columns * sizeof(float));
   }
 }
 
-using DotFunction = void (*)(const float*, const float* const*, int64_t, const float*, int, float*, int64_t,
-                             Ahead);
-constexpr DotFunction kDot[] = {Dot<1>, Dot<2>, Dot<3>, Dot<4>, Dot<5>, Dot<6>};
+using DotFunction = void (*)(const float*, const float*, int64_t, const float*, int, float*, int64_t, Ahead);
+template <bool kWhole>
+constexpr DotFunction kDot[] = {Dot<1, kLoneRowWeights, kWhole>, Dot<2, kWeightRows, kWhole>,
+                                Dot<3, kWeightRows, kWhole>,     Dot<4, kWeightRows, kWhole>,
+                                Dot<5, kWeightRows, kWhole>,     Dot<6, kWeightRows, kWhole>};
 
 // Rows [first, end) of W, all rows of x.
 void LinearTask(const float* weights, const float* input, const float* add, float* output, int64_t rows,
                 int64_t width, int64_t depth, int64_t first, int64_t end) {
   const int64_t groups = (rows + kInputRows - 1) / kInputRows;
+  const int step = rows == 1 ? kLoneRowWeights : kWeightRows;
   for (int64_t panel = first; panel < end; panel += kPanelRows) {
     const int64_t panel_end = std::min(end, panel + kPanelRows);
     for (int64_t g = 0; g < groups; ++g) {
       // Groups of nearly equal size: 8 rows are 4 + 4, not 6 + 2.
       const int64_t m = rows * g / groups, count = rows * (g + 1) / groups - m;
-      for (int64_t n = panel; n < panel_end; n += kWeightRows) {
-        const int columns = static_cast<int>(std::min<int64_t>(kWeightRows, end - n));
-        const float* w[kWeightRows];
-        for (int i = 0; i < kWeightRows; ++i) w[i] = weights + std::min(n + i, end - 1) * depth;
+      for (int64_t n = panel; n < panel_end; n += step) {
+        const int columns = static_cast<int>(std::min<int64_t>(step, end - n));
         // The groups share out the fetching of the rows one panel ahead.
         Ahead ahead;
         const int64_t begin = kWeightRows * g / groups;
@@ -90,8 +102,9 @@ void LinearTask(const float* weights, const float* input, const float* add, floa
           ahead.rows = weights + (n + kPanelRows + begin) * depth;
           ahead.count = static_cast<int>(kWeightRows * (g + 1) / groups - begin);
         }
-        kDot[count - 1](input + m * depth, w, depth, add ? add + n : nullptr, columns,
-                        output + m * width + n, width, ahead);
+        const DotFunction dot = columns == step ? kDot<true>[count - 1] : kDot<false>[count - 1];
+        dot(input + m * depth, weights + n * depth, depth, add ? add + n : nullptr, columns,
+            output + m * width + n, width, ahead);
       }
     }
   }
