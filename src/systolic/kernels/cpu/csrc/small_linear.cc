@@ -14,9 +14,6 @@ constexpr int kWeightRows = 4;
 constexpr int kLoneRowWeights = kLanes >= 16 ? 4 : 8;
 constexpr int kInputRows = kLanes >= 16 ? 6 : 3;  // 4 x 6 accumulators fit 32 registers, 4 x 3 fit 16
 constexpr int64_t kPanelRows = 8;  // rows of W that stay in the level-1 cache while x passes by
-// Fetching W ahead takes an instruction for each vector; those of 8 lanes are faster without.
-constexpr bool kFetches = kLanes >= 16;
-
 // Rows of W that a block fetches ahead while it computes.
 struct Ahead {
   const float* rows = nullptr;
@@ -35,6 +32,9 @@ inline __attribute__((noinline)) void Dot(const float* x, const float* w, int64_
 #pragma GCC unroll 8
     for (int n = 0; n < kWeights; ++n) sum[m][n] = Vec{};
   }
+  // While several groups of rows of x pass by, W has to be fetched ahead. For a single row the loads themselves keep
+  // the memory busy, and with vectors of 8 lanes the instructions for fetching would be in their way.
+  constexpr bool kFetches = kRows > 1 || kLanes >= 16;
   // A pointer for four rows keeps the addresses in registers.
   const float* quad[kWeights / 4];
 #pragma GCC unroll 2
