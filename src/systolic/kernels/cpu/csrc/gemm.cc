@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "parallel.h"
 #include "scratch.h"
@@ -22,6 +23,7 @@ constexpr int kTileVecs = kLanes >= 16 ? 2 : 3;
 constexpr int kPanelRows = kTileVecs * kLanes;
 constexpr int64_t kStripWeights = 48;      // rows of W that stay in the level-2 cache while panels pass by
 constexpr int64_t kBlockFloats = 1 << 17;  // a packed block of x: half of a level-2 cache of 1 MiB
+constexpr int64_t kLeastPanels = 4;         // of a block, where it is not the cache that bounds it
 constexpr int64_t kTasksPerThread = 16;     // so that threads of unequal speed end together
 
 // Memory of the next rows of W, fetched little by little while a tile is computed.
@@ -222,21 +224,29 @@ ffi::Error GemmCall(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<f
   gemm.id = calls.fetch_add(1, std::memory_order_relaxed) + 1;
   if (gemm.rows == 0 || gemm.width == 0) return ffi::Error::Success();
 
-  // Blocks of nearly equal size that fit the cache; then as many ranges of W as balance asks for, each
-  // large enough for the packing of its block of x to be small beside it.
+  // Blocks of nearly equal size that fit the cache, at least one a thread where there are panels enough; then as
+  // many ranges of W as balance asks for, each large enough for the packing of its block to be small beside it.
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
   const int64_t fitting = std::max<int64_t>(1, kBlockFloats / std::max<int64_t>(gemm.depth, 1) / kPanelRows);
   const int64_t panels = (gemm.rows + kPanelRows - 1) / kPanelRows;
-  int64_t blocks = (panels + fitting - 1) / fitting;
+  int64_t blocks = std::max((panels + fitting - 1) / fitting, std::min(threads, panels / kLeastPanels));
   gemm.block_rows = (panels + blocks - 1) / blocks * kPanelRows;
   blocks = (gemm.rows + gemm.block_rows - 1) / gemm.block_rows;
-  const int64_t wanted = kTasksPerThread * std::max<int64_t>(1, pool.num_threads()) / blocks;
+  const int64_t wanted = kTasksPerThread * threads / blocks;
   const int64_t share = gemm.width / std::max<int64_t>(1, wanted);
   gemm.range = RoundUp(std::max(share, kStripWeights), kTileWeights);
-  gemm.skip = gemm.range * (std::max<int64_t>(1, pool.num_threads()) - 1);
   const int64_t ranges = (gemm.width + gemm.range - 1) / gemm.range;
-  ParallelFor(pool, blocks * ranges, [&gemm, ranges](int64_t task) {
-    const int64_t first = task % ranges * gemm.range;
-    gemm.Task(state, task / ranges * gemm.block_rows, first, std::min(gemm.width, first + gemm.range));
+  gemm.skip = blocks < threads ? gemm.range * (threads - 1) : 0;
+  // A thread stays with its block, which it has to pack only once, and helps with the others at the end.
+  std::vector<std::atomic<int64_t>> next(blocks);
+  ParallelFor(pool, threads, [&](int64_t thread) {
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t block = (thread * blocks / threads + i) % blocks;
+      for (int64_t range; (range = next[block].fetch_add(1, std::memory_order_relaxed)) < ranges;) {
+        const int64_t first = range * gemm.range;
+        gemm.Task(state, block * gemm.block_rows, first, std::min(gemm.width, first + gemm.range));
+      }
+    }
   });
   return ffi::Error::Success();
 }
