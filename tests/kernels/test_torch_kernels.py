@@ -6,7 +6,9 @@ import torch
 
 import systolic.kernels
 from systolic import settings
-from systolic.kernels.delta_step import torch_op as _delta  # noqa: F401  these define the operators
+from systolic.kernels import registry
+from systolic.kernels.decode_stack import torch_op as _stack  # noqa: F401  these define the operators
+from systolic.kernels.delta_step import torch_op as _delta  # noqa: F401
 from systolic.kernels.flash_attention import torch_op as _flash  # noqa: F401
 from systolic.kernels.grouped_matmul import torch_op as _grouped  # noqa: F401
 from systolic.kernels.quantized_matmul import torch_op as _quantized  # noqa: F401
@@ -100,6 +102,22 @@ def test_delta_step_reads_back_what_it_wrote():
     assert torch.equal(new.cpu()[1], state[1]) and not torch.equal(new.cpu()[2], state[2])
 
 
+def by_the_operator(operator, case):
+    """What a PyTorch operator gives for a drawn case, next to the oracle's."""
+    given = [torch.from_numpy(a).to("tpu") if a.size else None for a in case.arrays.values()]
+    return [r.cpu() for r in operator(*given, *case.options.values())]
+
+
+@pytest.mark.parametrize("form", ["auto", "interpret"])
+def test_decode_stack(form):
+    proof = registry.proof("decode_stack")
+    case = proof.draw(0, 2 * registry.DRAWS_PER_PROGRAM + 2)
+    with systolic.kernels.force(form):
+        got = by_the_operator(torch.ops.systolic.decode_stack, case)
+    for g, want in zip(got, proof.oracle(case), strict=True):
+        torch.testing.assert_close(g, torch.from_numpy(want).float(), equal_nan=True, **CLOSE)
+
+
 def attend(form):
     """One step of vLLM's attention layer: a prompt of 9 tokens, a decode at 20, in a cache of pages of 16."""
     attention = pytest.importorskip("systolic.vllm.attention")
@@ -190,6 +208,29 @@ def test_sampling_refuses(name, value, words):
              "min_p": np.zeros(2, np.float32)}  # fmt: skip
     with pytest.raises(ValueError, match=words):
         sample_tokens(**(given | {name: value}))
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"x": np.zeros((9, 256), np.float32)}, r"x has shape \(9, 256\).*1 to 8 sequences"),
+    ({"q_norm": None}, "give both or none"),
+    ({"kv_cache": np.zeros((1, 2, 2, 3, 16, 128), np.float32)}, "3 divides q_heads"),
+    ({"qkv": np.zeros((1, 512, 128), np.float32)}, r"qkv has shape \(1, 512, 128\); it must be \(1, 512, 256\)"),
+    ({"down": np.zeros((1, 256, 384), np.float16)}, "down has dtype float16; it must be qkv's float32"),
+    ({"seq_lens": np.zeros(1, np.int64)}, "seq_lens has dtype int64"),
+    ({"kv_cache": np.zeros((1, 2, 2, 1, 12, 128), np.float32)}, "12 tokens.*multiple of 8"),
+    ({"out": np.zeros((1, 256, 384), np.float32), "qkv": np.zeros((1, 640, 256), np.float32)}, "rows of qkv is 640"),
+])
+def test_decode_stack_refuses(change, words):
+    from systolic.kernels.decode_stack import decode_stack
+
+    norm, head_norm = np.ones((1, 256), np.float32), np.ones((1, 128), np.float32)
+    given = {"x": np.zeros((1, 256), np.float32), "input_norm": norm, "qkv": np.zeros((1, 512, 256), np.float32),
+             "q_norm": head_norm, "k_norm": head_norm, "out": np.zeros((1, 256, 256), np.float32), "post_norm": norm,
+             "gate_up": np.zeros((1, 768, 256), np.float32), "down": np.zeros((1, 256, 384), np.float32),
+             "kv_cache": np.zeros((1, 2, 2, 1, 16, 128), np.float32), "block_table": np.zeros((1, 2), np.int32),
+             "seq_lens": np.ones(1, np.int32), "cos_sin_cache": np.ones((32, 128), np.float32)}  # fmt: skip
+    with systolic.kernels.force("interpret"), pytest.raises(ValueError, match=words):
+        decode_stack(**(given | change), epsilon=1e-6, scale=1.0)
 
 
 def test_no_rows_give_no_rows():

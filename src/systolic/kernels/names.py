@@ -1,5 +1,6 @@
 """Names that the command line needs before anything heavy is imported."""
 
 # Kernels with a Pallas form, in the order of reports.
-NAMES = ("paged_attention", "quantized_matmul", "grouped_matmul", "flash_attention", "sampling", "delta_step")
+NAMES = ("paged_attention", "quantized_matmul", "grouped_matmul", "flash_attention", "sampling", "delta_step",
+         "decode_stack")
 GENERATION_NAMES = ("v5e", "v5p", "v6e", "tpu7x")
