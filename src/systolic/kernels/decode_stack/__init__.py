@@ -80,7 +80,7 @@ def _check(x, input_norm, qkv, q_norm, k_norm, out, post_norm, gate_up, down, kv
     need(layers > 0 and kv_heads > 0 and kv_cache.size > 0, f"kv_cache has shape {kv_cache.shape}; no size may be 0")
     need(out.ndim == 3 and out.shape[:2] == (layers, hidden) and out.shape[2] > 0
          and out.shape[2] % (kv_heads * dim) == 0,
-         f"out has shape {out.shape}; it must be [{layers}, {hidden}, q_heads * {dim}] where {kv_heads} divides q_heads")
+         f"out has shape {out.shape}; it must be [{layers}, {hidden}, q_heads * {dim}]; {kv_heads} divides q_heads")
     need(down.ndim == 3 and down.shape[:2] == (layers, hidden) and down.shape[2] > 0,
          f"down has shape {down.shape}; it must be [{layers}, {hidden}, inner]")
     need(dim % 2 == 0, f"heads have {dim} elements; the rotation needs an even number")

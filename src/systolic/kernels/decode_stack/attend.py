@@ -30,7 +30,8 @@ class Attention:
     windows: [8, 2, kv_heads, window, dim], what is written of each sequence.
     """
 
-    def __init__(self, c: Static, scalars, cache, queries, new, sums, tops, totals, held, windows, sems, write_sems, state):
+    def __init__(self, c: Static, scalars, cache, queries, new, sums, tops, totals, held, windows, sems, write_sems,
+                 state):  # fmt: skip
         self.c, self.cache = c, cache
         self.table, self.lengths, self.owners, self.blocks, self.count = scalars
         self.queries, self.new, self.sums, self.tops, self.totals = queries, new, sums, tops, totals
@@ -81,8 +82,8 @@ class Attention:
     def _write_copy(self, layer, sequence):
         page, offset = self._place(sequence, self.lengths[sequence] - 1)
         top = pl.multiple_of(_quotient(offset, self.c.window) * self.c.window, self.c.window)
-        return pltpu.make_async_copy(self.windows.at[sequence], self.cache.at[layer, page, :, :, pl.ds(top, self.c.window)],
-                                     self.write_sems.at[sequence])  # fmt: skip
+        tile = self.cache.at[layer, page, :, :, pl.ds(top, self.c.window)]
+        return pltpu.make_async_copy(self.windows.at[sequence], tile, self.write_sems.at[sequence])
 
     def _insert(self, layer, sequence, slot, within) -> None:
         """Put the new key and value at the place ``within`` of the last key block, and write their tile."""

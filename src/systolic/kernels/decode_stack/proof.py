@@ -59,8 +59,8 @@ def draw(seed: int, index: int) -> Case:
         "kv_cache": cache, "block_table": table, "seq_lens": np.array(lengths, np.int32),
         "cos_sin_cache": np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32),
     }  # fmt: skip
-    name = (f"{label}; {layers} layers of {hidden}, heads {q_heads}/{kv_heads}, inner {inner}, page {page_size}, {dtype}, "
-            f"lengths {lengths}, {tuning}")  # fmt: skip
+    name = (f"{label}; {layers} layers of {hidden}, heads {q_heads}/{kv_heads}, inner {inner}, page {page_size}, "
+            f"{dtype}, lengths {lengths}, {tuning}")  # fmt: skip
     return Case(name, arrays, {"epsilon": EPSILON, "scale": DIM**-0.5}, tuning)
 
 

@@ -25,7 +25,7 @@ def work_of(generation: Generation, t: Tuning, sequences, context, layers, hidde
         hbm_bytes=2 * weights + fetched + 4 * layers * sequences * 16.0 * kv_size,
         # The unit is loaded with weights and keys; few rows take as long as it has rows.
         matmul_flops={"bfloat16": 2.0 * generation.cores * generation.mxu * (weights + 2 * keys * kv_size)},
-        # Of a score: scaled, masked, maximum, difference, exponential (some ten), sum, rounded; and six of a row's sums.
+        # A score is scaled, masked, compared, exponentiated (some ten), summed, rounded; six for each of a row's sums.
         vector_ops=generation.cores * (16.0 * scores + 6.0 * blocks * q_heads * ROWS * (dim + 256)
                                        + layers * ROWS * (12.0 * hidden + 12.0 * (q_size + kv_size) + 16.0 * inner)),
         copies=generation.cores * (layers * (up + mixed + last) / 2 + blocks * max(1, t.keys // page_size)
