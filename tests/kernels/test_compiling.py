@@ -141,6 +141,13 @@ def test_a_report_counts_only_results_of_the_present_sources(tmp_path, monkeypat
     assert report.summary(json.loads((tmp_path / "kernels.json").read_text()))["compiled"] == 0
 
 
+def test_results_depend_on_the_sources_of_the_kernels_that_one_uses():
+    folders = {path.parent.name for path in report.files("mla_attention")}
+    assert folders == {"kernels", "mla_attention", "paged_attention"}
+    names = [path.name for path in report.files("sampling")]
+    assert "kernel.py" in names and "torch_op.py" not in names and len(names) == len(set(names))
+
+
 def test_the_command_says_how_to_get_the_compiler(capsys, tmp_path):
     assert cli.main(["kernels", "compile", "--libtpu", str(tmp_path), "--report", str(tmp_path)]) == 1
     assert "systolic kernels: there is no libtpu.so at" in capsys.readouterr().err

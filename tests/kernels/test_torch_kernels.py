@@ -11,6 +11,7 @@ from systolic.kernels.decode_stack import torch_op as _stack  # noqa: F401  thes
 from systolic.kernels.delta_step import torch_op as _delta  # noqa: F401
 from systolic.kernels.flash_attention import torch_op as _flash  # noqa: F401
 from systolic.kernels.grouped_matmul import torch_op as _grouped  # noqa: F401
+from systolic.kernels.mla_attention import torch_op as _latent  # noqa: F401
 from systolic.kernels.quantized_matmul import torch_op as _quantized  # noqa: F401
 from systolic.kernels.sampling import torch_op as _sampling  # noqa: F401
 
@@ -102,19 +103,18 @@ def test_delta_step_reads_back_what_it_wrote():
     assert torch.equal(new.cpu()[1], state[1]) and not torch.equal(new.cpu()[2], state[2])
 
 
-def by_the_operator(operator, case):
-    """What a PyTorch operator gives for a drawn case, next to the oracle's."""
-    given = [torch.from_numpy(a).to("tpu") if a.size else None for a in case.arrays.values()]
-    return [r.cpu() for r in operator(*given, *case.options.values())]
-
-
 @pytest.mark.parametrize("form", ["auto", "interpret"])
-def test_decode_stack(form):
-    proof = registry.proof("decode_stack")
-    case = proof.draw(0, 2 * registry.DRAWS_PER_PROGRAM + 2)
+@pytest.mark.parametrize("name, program, options", [
+    ("decode_stack", 2, ("epsilon", "scale")), ("mla_attention", 0, ("latent", "scale")),
+])
+def test_an_operator_gives_what_the_oracle_does(name, program, options, form):
+    """Of a drawn case in float32, whose absent arrays are empty."""
+    proof = registry.proof(name)
+    case = proof.draw(0, program * registry.DRAWS_PER_PROGRAM + 2)
+    given = [torch.from_numpy(a).to("tpu") if a.size else None for a in case.arrays.values()]
     with systolic.kernels.force(form):
-        got = by_the_operator(torch.ops.systolic.decode_stack, case)
-    for g, want in zip(got, proof.oracle(case), strict=True):
+        got = getattr(torch.ops.systolic, name)(*given, *(case.options[o] for o in options))
+    for g, want in zip((r.cpu() for r in got), proof.oracle(case), strict=True):
         torch.testing.assert_close(g, torch.from_numpy(want).float(), equal_nan=True, **CLOSE)
 
 
@@ -231,6 +231,27 @@ def test_decode_stack_refuses(change, words):
              "seq_lens": np.ones(1, np.int32), "cos_sin_cache": np.ones((32, 128), np.float32)}  # fmt: skip
     with systolic.kernels.force("interpret"), pytest.raises(ValueError, match=words):
         decode_stack(**(given | change), epsilon=1e-6, scale=1.0)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"latent": 200}, "latent is 200; it must be from 1 to q's 160 elements"),
+    ({"latent": 100}, "the latent has 100 elements; on TPU"),
+    ({"new": np.zeros((3, 128), np.float32)}, r"new has shape \(3, 128\); it must be \(3, 160\)"),
+    ({"cache": np.zeros((4, 16, 128), np.float32)}, r"it must be \[num_blocks, block_size, 160 or more\]"),
+    ({"cache": np.zeros((4, 16, 160), np.float32)}, "a row of the cache has 160 elements; on TPU"),
+    ({"cache_scale": np.ones(2, np.float32)}, "it must be float32 of shape"),
+    ({"seq_lens": np.zeros(2, np.int32)}, r"seq_lens has shape \(2,\); it must be \(1,\)"),
+    ({"q": np.zeros((0, 2, 160), np.float32)}, "q has shape .*, not empty"),
+])
+def test_mla_attention_refuses(change, words):
+    from systolic.kernels.mla_attention import mla_attention
+
+    given = {"q": np.zeros((3, 2, 160), np.float32), "new": np.zeros((3, 160), np.float32),
+             "cache": np.zeros((4, 16, 256), np.float32), "block_table": np.zeros((1, 2), np.int32),
+             "seq_lens": np.full(1, 3, np.int32), "query_start_loc": np.array([0, 3], np.int32),
+             "slot_mapping": np.arange(3, dtype=np.int32), "num_seqs": np.ones(1, np.int32), "latent": 128}  # fmt: skip
+    with systolic.kernels.force("interpret"), pytest.raises(ValueError, match=words):
+        mla_attention(**(given | change), scale=1.0)
 
 
 def test_no_rows_give_no_rows():

@@ -29,12 +29,26 @@ _WITHOUT_INFLUENCE = ("torch_op.py", "__init__.py", "work.py", "tuning.py")
 @functools.cache
 def sources(kernel: str) -> str:
     """Digest of what a kernel's results depend on: its code and the shared code, without comments and layout."""
-    root = Path(__file__).parent
     digest = hashlib.sha256(repr([(g.topology, g.vmem) for g in GENERATIONS.values()]).encode())
-    for path in [*(root / name for name in _SHARED), *sorted((root / kernel).glob("*.py"))]:
-        if path.name not in _WITHOUT_INFLUENCE:
-            digest.update(f"{path.name} {ast.dump(ast.parse(path.read_text()))}".encode())
+    for path in files(kernel):
+        digest.update(f"{path.name} {ast.dump(ast.parse(path.read_text()))}".encode())
     return digest.hexdigest()[:16]
+
+
+def files(kernel: str) -> list[Path]:
+    """The shared files, and those of the kernel's folder and of the kernels' folders that these import from."""
+    root = Path(__file__).parent
+    found, folders = [root / name for name in _SHARED], [kernel]
+    for folder in folders:  # it grows on the way
+        for path in sorted((root / folder).glob("*.py")):
+            if path.name in _WITHOUT_INFLUENCE:
+                continue
+            found.append(path)
+            nodes = ast.walk(ast.parse(path.read_text()))
+            modules = (node.module or "" for node in nodes if isinstance(node, ast.ImportFrom))
+            used = (m.split(".")[2] for m in modules if m.startswith("systolic.kernels."))
+            folders += [u for u in dict.fromkeys(used) if (root / u).is_dir() and u not in folders]
+    return found
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ def body(c: Static, visits, blocks, writes, write_count, q, table, new, cache_in
         at = (head, pl.ds(first_row, size))
         kv_head = part * c.heads + head
         keys = pages[slot, :, 0, head].reshape(c.key_block, -1)
-        values = pages[slot, :, 1, head].reshape(c.key_block, -1)
+        values = keys[:, : c.latent] if c.latent else pages[slot, :, 1, head].reshape(c.key_block, -1)
         queries = q[at]
         wide = queries.dtype if queries.dtype == keys.dtype else jnp.promote_types(queries.dtype, jnp.bfloat16)
         precision = jax.lax.Precision.HIGHEST if wide == jnp.float32 else None
@@ -233,7 +233,7 @@ def body(c: Static, visits, blocks, writes, write_count, q, table, new, cache_in
             peak, result = now, result * shrink[:, :1]
         safe = jnp.where(denominator == 0, 1.0, denominator)
         if c.scaled:
-            result = result * scales[scales.shape[0] // 2 + kv_head]
+            result = result * scales[(c.kinds - 1) * (scales.shape[0] // c.kinds) + kv_head]
         out[head] = (result / safe[:, :1]).astype(out.dtype)
         if c.lse:
             lse[head] = jnp.where(denominator == 0, -jnp.inf, peak + jnp.log(safe))

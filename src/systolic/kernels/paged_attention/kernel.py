@@ -27,14 +27,14 @@ def _check(rows: int, group: int, page_size: int, kv_heads: int, tuning: Tuning)
         raise ValueError(f"pages have {page_size} tokens; on TPU that must be a power of two from 8 on")
     if kv_heads % tuning.head_parts:
         raise ValueError(f"head_parts is {tuning.head_parts}; it must divide the {kv_heads} key/value heads")
-    if rows * group >= 1 << 16:
+    if group & (group - 1) and rows * group >= 1 << 16:
         raise ValueError(f"a query block has {rows} rows of {group} heads each; rows * heads must be below 65536; "
                          "take a smaller query_block")  # fmt: skip
 
 
 def paged_attention_pallas(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, slot_mapping, num_seqs,
                            alibi_slopes, sinks, cache_scales, *, scale, sliding_window, soft_cap, causal, return_lse,
-                           tuning: Tuning, interpret=False):  # fmt: skip
+                           tuning: Tuning, latent: int = 0, interpret=False):  # fmt: skip
     """Same arguments and results as `paged_attention`; absent slopes, sinks and scales have shape [0].
 
     A sequence's new tokens are all written or, when the slot of its first one is -1, none; their places come
@@ -42,6 +42,8 @@ def paged_attention_pallas(q, k, v, kv_cache, block_table, seq_lens, query_start
 
     Args:
         tuning: block sizes.
+        latent: if above 0, a token's value is so many first elements of its key: kv_cache has 1 in place of 2, v is
+            None, cache_scales is of keys, and the result is [tokens, q_heads, latent].
         interpret: as in `pallas_call`.
     """
     tokens, q_heads, dim = q.shape
@@ -64,7 +66,7 @@ def paged_attention_pallas(q, k, v, kv_cache, block_table, seq_lens, query_start
     grouped = jnp.pad(q.reshape(tokens, kv_heads, group, dim), ((0, padded - tokens), (0, 0), (0, 0), (0, 0)))
     grouped = grouped.transpose(1, 0, 2, 3).reshape(kv_heads, padded * group, dim)
     # Float32 rows of 32 bits can be shifted by any number of sublanes, on every generation.
-    new = jnp.concatenate([k, v], axis=1).astype(jnp.float32).transpose(1, 0, 2)
+    new = (k if latent else jnp.concatenate([k, v], axis=1)).astype(jnp.float32).transpose(1, 0, 2)
     behind = window_rows + 8 + -(tokens + 2 * window_rows + 8) % 8
     new = jnp.pad(new, ((0, 0), (window_rows, behind), (0, 0)))
     static = Static(
@@ -74,40 +76,45 @@ def paged_attention_pallas(q, k, v, kv_cache, block_table, seq_lens, query_start
         small_rows=_small_rows(tuning.small_tokens, group, align, rows),
         chunk_rows=_chunk_rows(tuning.chunk_rows, rows, align), unroll_heads=tuning.unroll_heads,
         visits=plan.visits.shape[0] // schedule.VISIT_FIELDS, writes=plan.writes.shape[0] // schedule.WRITE_FIELDS,
-        buffers=tuning.buffers,
+        buffers=tuning.buffers, latent=latent,
     )  # fmt: skip
     one = jnp.zeros((1,), jnp.float32)  # SMEM has no empty arrays
     scalars = [a.astype(jnp.float32) if a.size else one for a in (alibi_slopes, sinks, cache_scales.reshape(-1))]
-    block = pl.BlockSpec((heads, rows, dim), lambda part, step, *_: (part, step, 0))
+
+    def of_rows(width):
+        return pl.BlockSpec((heads, rows, width), lambda part, step, *_: (part, step, 0))
+
+    out_dim = latent or dim
     anywhere, smem = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec(memory_space=pltpu.SMEM)
-    out_specs = [block, anywhere]
-    out_shape = [jax.ShapeDtypeStruct(grouped.shape, q.dtype), jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype)]
+    out_specs = [of_rows(out_dim), anywhere]
+    out_shape = [jax.ShapeDtypeStruct((kv_heads, padded * group, out_dim), q.dtype),
+                 jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype)]  # fmt: skip
     if return_lse:
-        out_specs.append(pl.BlockSpec((heads, rows, LANES), lambda part, step, *_: (part, step, 0)))
+        out_specs.append(of_rows(LANES))
         out_shape.append(jax.ShapeDtypeStruct((kv_heads, padded * group, LANES), jnp.float32))
     scratch = [
-        pltpu.VMEM((tuning.buffers, tuning.pages, 2, heads, page_size, dim), kv_cache.dtype),
+        pltpu.VMEM((tuning.buffers, tuning.pages, static.kinds, heads, page_size, dim), kv_cache.dtype),
         pltpu.SMEM((TABLE_ROWS, 1, table.shape[2]), jnp.int32),
         pltpu.SMEM((4,), jnp.int32),
-        pltpu.VMEM((heads, rows, dim), jnp.float32),
+        pltpu.VMEM((heads, rows, out_dim), jnp.float32),
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
-        pltpu.VMEM((WRITE_BUFFERS, 2, heads, window_rows, dim), kv_cache.dtype),
-        pltpu.VMEM((WRITE_BUFFERS, 2, heads, window_rows + 8, dim), jnp.float32),
+        pltpu.VMEM((WRITE_BUFFERS, static.kinds, heads, window_rows, dim), kv_cache.dtype),
+        pltpu.VMEM((WRITE_BUFFERS, static.kinds, heads, window_rows + 8, dim), jnp.float32),
         pltpu.SemaphoreType.DMA((tuning.buffers,)),
         pltpu.SemaphoreType.DMA((TABLE_ROWS,)),
         pltpu.SemaphoreType.DMA((3, WRITE_BUFFERS)),
     ]
     held = sequences * block_table.shape[1] * page_size
     cost = pl.CostEstimate(
-        flops=4 * held * q_heads * dim, transcendentals=held * q_heads,
-        bytes_accessed=2 * held * kv_heads * dim * kv_cache.dtype.itemsize + 2 * q.size * q.dtype.itemsize,
+        flops=2 * held * q_heads * (dim + out_dim), transcendentals=held * q_heads,
+        bytes_accessed=static.kinds * held * kv_heads * dim * kv_cache.dtype.itemsize + 2 * q.size * q.dtype.itemsize,
     )  # fmt: skip
     call = pl.pallas_call(
         functools.partial(body, static),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4, grid=(tuning.head_parts, padded // query_block),
-            in_specs=[block, anywhere, anywhere, anywhere, smem, smem, smem], out_specs=out_specs,
+            in_specs=[of_rows(dim), anywhere, anywhere, anywhere, smem, smem, smem], out_specs=out_specs,
             scratch_shapes=scratch,
         ),
         out_shape=out_shape,

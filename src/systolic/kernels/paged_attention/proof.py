@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
 from systolic.kernels.generations import GENERATIONS
+from systolic.kernels.paged_attention.draws import hide_unseen, limited, numpy_type, sequences_of
 from systolic.kernels.paged_attention.kernel import paged_attention_pallas
 from systolic.kernels.paged_attention.reference import paged_attention_reference
 from systolic.kernels.paged_attention.tuning import Tuning, candidates, key_of
@@ -17,11 +17,6 @@ DIMS = (64, 128, 96, 256, 80)
 PAGE_SIZES = (16, 32, 16, 64, 128, 256)
 TYPES = (("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16", "int8"),
          ("bfloat16", "float8_e4m3fn"), ("float32", "int8"), ("bfloat16", "float8_e5m2"))  # fmt: skip
-
-
-def numpy_type(name: str):
-    """NumPy's dtype of that name, with the narrow floats."""
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def draw(seed: int, index: int) -> Case:
@@ -49,22 +44,8 @@ def draw(seed: int, index: int) -> Case:
     tokens, sequences, table_pages = 40, 5, 128 // page_size + 2
 
     rng = np.random.default_rng((seed, program, turn))
-    label, lengths = _lengths(rng, turn, tokens, sequences, table_pages * page_size, page_size)
-    live = len(lengths)
-    counts = [n for n, _ in lengths]
+    label, counts, ragged = sequences_of(rng, turn, tokens, sequences, table_pages, page_size)
     blocks = sequences * table_pages + 3
-    table = np.zeros((sequences, table_pages), np.int32)
-    table[:live] = rng.permutation(blocks)[: live * table_pages].reshape(live, table_pages)
-    seq_lens = np.zeros(sequences, np.int32)
-    seq_lens[:live] = [context for _, context in lengths]
-    starts = np.full(sequences + 1, sum(counts), np.int32)
-    starts[: live + 1] = np.concatenate([[0], np.cumsum(counts)])
-    slots = np.full(tokens, -1, np.int32)
-    for s, (n, context) in enumerate(lengths):
-        if rng.random() < 0.1:
-            continue  # a layer that shares a cache writes nothing
-        position = np.arange(context - n, context)
-        slots[starts[s] : starts[s] + n] = table[s, position // page_size] * page_size + position % page_size
 
     def normal(*shape):
         return rng.normal(size=shape).astype(np.float32)
@@ -74,64 +55,20 @@ def draw(seed: int, index: int) -> Case:
     scales = 2.0 ** rng.integers(-6, -3, size=(2, kv_heads)) if narrow else np.zeros((0,))
     cache = normal(blocks, 2, kv_heads, page_size, dim)
     if narrow:
-        cache = _limited(cache / scales.astype(np.float32)[None, :, :, None, None], numpy_type(cache_dtype))
+        cache = limited(cache / scales.astype(np.float32)[None, :, :, None, None], numpy_type(cache_dtype))
     cache = cache.astype(numpy_type(cache_dtype))
-    _hide_unseen(cache, table, seq_lens, counts, starts, slots, page_size)
+    hide_unseen(cache.swapaxes(1, 3), ragged)
     real = numpy_type(dtype)
     arrays = {
         # Twice the usual spread, so that the softmax is far from flat.
         "q": (2 * normal(tokens, q_heads, dim)).astype(real), "k": normal(tokens, kv_heads, dim).astype(real),
-        "v": normal(tokens, kv_heads, dim).astype(real), "kv_cache": cache, "block_table": table,
-        "seq_lens": seq_lens, "query_start_loc": starts, "slot_mapping": slots, "num_seqs": np.array([live], np.int32),
+        "v": normal(tokens, kv_heads, dim).astype(real), "kv_cache": cache, **ragged,
         "alibi_slopes": rng.uniform(0.01, 0.5, q_heads if alibi else 0).astype(np.float32),
         "sinks": normal(q_heads if sinks else 0), "cache_scales": scales.astype(np.float32),
     }  # fmt: skip
     name = (f"{label}; heads {q_heads}/{kv_heads}x{dim}, page {page_size}, {dtype}/{cache_dtype}, window {window}, "
-            f"queries {counts}, contexts {list(seq_lens[:live])}")  # fmt: skip
+            f"queries {counts}, contexts {list(ragged['seq_lens'][: len(counts)])}")  # fmt: skip
     return Case(name, arrays, options, tuning)
-
-
-def _lengths(rng, turn: int, tokens: int, sequences: int, longest: int, page_size: int):
-    """A name and (new tokens, context) of each live sequence, for the turns of one program."""
-    def context(n):
-        return int(rng.integers(n, longest + 1))
-
-    if turn == 0:
-        return "nothing", []
-    if turn == 1:
-        return "one token", [(1, 1)]
-    if turn == 2:  # contexts around the ends of pages, new tokens that cross them
-        ends = [page_size * int(rng.integers(1, longest // page_size + 1)) for _ in range(sequences)]
-        made = [(int(rng.integers(1, 8)), end + int(rng.integers(-1, 2))) for end in ends]
-        return "page borders", [(min(n, c), min(c, longest)) for n, c in made]
-    if turn == 3:
-        return "maximum", [(1, longest)] * (sequences - 1) + [(tokens - sequences + 1, longest)]
-    if turn == 4:
-        return "decode", [(1, context(1)) for _ in range(sequences)]
-    if turn == 5:
-        return "prompt", [(tokens, tokens)]
-    counts = rng.multinomial(int(rng.integers(1, tokens + 1)), rng.dirichlet(np.ones(sequences) * 0.7))
-    return "mixed", [(int(n), context(int(n)) if n else int(rng.integers(0, longest))) for n in counts]
-
-
-def _hide_unseen(cache, table, seq_lens, counts, starts, slots, page_size) -> None:
-    """Put NaN where nobody may look: slots past each sequence and blocks that belong to none."""
-    if not np.issubdtype(cache.dtype, np.floating) and cache.dtype.kind != "V":
-        return
-    seen = np.zeros((cache.shape[0], page_size), bool)
-    for s in range(len(counts)):
-        position = np.arange(seq_lens[s])
-        seen[table[s, position // page_size], position % page_size] = True
-    cache[np.broadcast_to(~seen[:, None, None, :, None], cache.shape)] = np.nan
-
-
-def _limited(x, dtype):
-    if dtype == np.int8:
-        return np.clip(np.rint(x), -128, 127)
-    if dtype.itemsize == 1:
-        top = float(ml_dtypes.finfo(dtype).max)
-        return np.clip(x, -top, top)
-    return x
 
 
 def oracle(case: Case) -> tuple:
@@ -144,7 +81,7 @@ def oracle(case: Case) -> tuple:
     for t, slot in enumerate(a["slot_mapping"]):
         if slot >= 0:
             for kind, new in enumerate((a["k"], a["v"])):
-                value = _limited(new[t].astype(np.float32) / scales[kind][:, None], cache.dtype)
+                value = limited(new[t].astype(np.float32) / scales[kind][:, None], cache.dtype)
                 cache[slot // page_size, kind, :, slot % page_size] = value.astype(cache.dtype)
     out, lse = np.zeros(q.shape), np.full((tokens, q_heads), -np.inf)
     for s in range(int(a["num_seqs"][0])):

@@ -37,6 +37,12 @@ class Static:
     visits: int
     writes: int
     buffers: int
+    latent: int  # the values are so many first elements of the keys; 0: the cache has values of their own
+
+    @property
+    def kinds(self) -> int:
+        """Rows that the cache has of a token and head: a key and a value, or one that is both."""
+        return 1 if self.latent else 2
 
     @property
     def key_block(self) -> int:

@@ -15,11 +15,11 @@ from systolic.kernels.paged_attention.static import WRITE_BUFFERS, Static
 def write_new_tokens(c: Static, part, writes, write_count, new, cache, scales, old, rows, sems):
     """Merges this step's keys and values into their pages, a window of rows at a time.
 
-    new: [2 * kv_heads, padded tokens, dim] float32 in HBM; old: [4, 2, heads, window_rows, dim] of the cache's
-    dtype; rows: [4, 2, heads, window_rows + 8, dim] float32; sems: [3, 4] for old in, new in, old out.
+    new: [kinds * kv_heads, padded tokens, dim] float32 in HBM; old: [4, kinds, heads, window_rows, dim] of the cache's
+    dtype; rows: [4, kinds, heads, window_rows + 8, dim] float32; sems: [3, 4] for old in, new in, old out.
     """
     total = write_count[0]
-    all_heads = new.shape[0] // 2
+    all_heads = new.shape[0] // c.kinds
 
     def field(f, w):
         return writes[f * c.writes + w]
@@ -32,7 +32,7 @@ def write_new_tokens(c: Static, part, writes, write_count, new, cache, scales, o
     def reads(w, slot):
         source = pl.multiple_of(field(schedule.SOURCE, w), 8)
         yield pltpu.make_async_copy(at_cache(w), old.at[slot], sems.at[0, slot])
-        for kind in range(2):
+        for kind in range(c.kinds):
             first = kind * all_heads + part * c.heads
             yield pltpu.make_async_copy(
                 new.at[pl.ds(first, c.heads), pl.ds(source, c.window_rows + 8)], rows.at[slot, kind], sems.at[1, slot]
@@ -64,7 +64,7 @@ def write_new_tokens(c: Static, part, writes, write_count, new, cache, scales, o
         row = jax.lax.broadcasted_iota(jnp.int32, (c.window_rows, new.shape[2]), 0)
         mine = (row >= field(schedule.FROM, w)) & (row < field(schedule.TO, w))
         back = c.window_rows + 8 - field(schedule.SHIFT, w)
-        for kind in range(2):
+        for kind in range(c.kinds):
             for head in range(c.heads):
                 moved = pltpu.roll(rows[slot, kind, head], back, axis=0)[: c.window_rows]
                 if c.scaled:
