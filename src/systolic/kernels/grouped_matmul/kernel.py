@@ -18,27 +18,17 @@ from systolic.kernels.grouped_matmul.tuning import Tuning
 from systolic.kernels.pallas import compiler_params
 from systolic.kernels.quantized_matmul.kernel import multiply
 from systolic.kernels.quantized_matmul.tuning import depth_fits
-from systolic.kernels.worklist import spread
+from systolic.kernels.worklist import visits_of
 
 # Fields of a visit: the group (the number of groups for the rows beyond the last), the block of rows, its rows.
 GROUP, BLOCK, START, STOP = range(4)
 FIELDS = 4
 
 
-def visits_of(group_sizes, rows: int, row_block: int):
+def _listed(group_sizes, rows: int, row_block: int):
     """(visits [4 * size] int32, field f of visit v at f * size + v; their number [1]); ``rows``: padded to blocks."""
-    experts = group_sizes.shape[0]
-    ends = jnp.cumsum(group_sizes, dtype=jnp.int32)
-    # The rows beyond the last group are one more group, whose result is zero.
-    sizes = jnp.concatenate([group_sizes, (rows - ends[-1:])]).astype(jnp.int32)
-    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    counts = jnp.where(sizes > 0, (starts + sizes - 1) // row_block - starts // row_block + 1, 0)
-    size = rows // row_block + experts
-    group, rank, total = spread(counts, size)
-    block = starts[group] // row_block + rank
-    start = jnp.maximum(starts[group] - block * row_block, 0)
-    stop = jnp.minimum(starts[group] + sizes[group] - block * row_block, row_block)
-    return jnp.concatenate([group, block, start, stop]).astype(jnp.int32), total.reshape(1)
+    group, block, start, stop, _, total = visits_of(group_sizes, rows, row_block)
+    return jnp.concatenate([group, block, start, stop]), total.reshape(1)
 
 
 def _body(visits, count, x, weight, scale, out, total, *, size: int, experts: int, piece: int, late: bool):
@@ -83,7 +73,7 @@ def grouped_matmul_pallas(x, weight, group_sizes, weight_scale, *, tuning: Tunin
             f"depth is {depth}; it must divide K {width}, and divide or be a multiple of a group's {group}"
         )
     padded = pl.cdiv(rows, tuning.rows) * tuning.rows
-    visits, count = visits_of(group_sizes, padded, tuning.rows)
+    visits, count = _listed(group_sizes, padded, tuning.rows)
     size = visits.shape[0] // FIELDS
     held = max(1, depth // group)
     steps = width // depth
