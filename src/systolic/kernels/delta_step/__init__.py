@@ -1,4 +1,6 @@
-"""One decode step of a gated delta net (arXiv:2412.06464): each sequence's state is updated in place and read.
+"""One decode step of a gated delta net (arXiv:2412.06464) or of Kimi delta attention (arXiv:2510.26692).
+
+Each sequence's state is updated in place and read.
 
 Public names: `delta_step`, `delta_step_reference`.
 """
@@ -10,6 +12,7 @@ import functools
 import jax.numpy as jnp
 
 from systolic.kernels.arguments import need
+from systolic.kernels.delta_step.arguments import check_delta
 from systolic.kernels.delta_step.reference import delta_step_reference
 from systolic.kernels.selection import dispatch
 
@@ -22,7 +25,8 @@ def delta_step(q, k, v, decay, beta, state, slots, *, scale: float):
     Args:
         q, k: [T, heads, K] float32 or bfloat16.
         v: [T, heads, V] of q's dtype.
-        decay, beta: [T, heads] float32.
+        decay: [T, heads] float32, or [T, heads, K] for one of each channel of the keys.
+        beta: [T, heads] float32.
         state: [slots, heads, K, V] float32; donate it to have it updated in place.
         slots: [T] int32, each token's own state. Padding tokens name a slot that no other token has; what that slot
             holds afterwards is not specified where several name it.
@@ -34,16 +38,8 @@ def delta_step(q, k, v, decay, beta, state, slots, *, scale: float):
     Raises:
         ValueError: a shape or a dtype is wrong.
     """
-    need(q.ndim == 3 and q.shape == k.shape and v.ndim == 3 and q.shape[:2] == v.shape[:2],
-         f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}; they must be [T, heads, K], twice, and [T, heads, V]")
-    need(q.dtype in (jnp.float32, jnp.bfloat16) and q.dtype == k.dtype == v.dtype,
-         f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; all must be float32 or all bfloat16")
-    tokens, heads, width = q.shape
-    for name, array in (("decay", decay), ("beta", beta)):
-        need(array.shape == (tokens, heads) and array.dtype == jnp.float32,
-             f"{name} is {array.dtype}{array.shape}; it must be float32 {(tokens, heads)}")
-    need(state.ndim == 4 and state.shape[1:] == (heads, width, v.shape[2]) and state.dtype == jnp.float32,
-         f"state is {state.dtype}{state.shape}; it must be float32 [slots, {heads}, {width}, {v.shape[2]}]")
+    check_delta(q, k, v, decay, beta, state)
+    tokens = q.shape[0]
     need(slots.shape == (tokens,) and slots.dtype == jnp.int32,
          f"slots is {slots.dtype}{slots.shape}; it must be int32 [{tokens}]")
     if tokens == 0:
@@ -53,8 +49,8 @@ def delta_step(q, k, v, decay, beta, state, slots, *, scale: float):
                     tpu=functools.partial(_tuned_pallas, **options))  # fmt: skip
 
 
-def _tuned_pallas(q, *rest, interpret, scale):
+def _tuned_pallas(q, k, v, decay, *rest, interpret, scale):
     from systolic.kernels.delta_step.kernel import delta_step_pallas
     from systolic.kernels.delta_step.tuning import tuned
 
-    return delta_step_pallas(q, *rest, scale=scale, tuning=tuned(q, rest[1]), interpret=interpret)
+    return delta_step_pallas(q, k, v, decay, *rest, scale=scale, tuning=tuned(q, v, decay), interpret=interpret)

@@ -33,7 +33,8 @@ def draw(seed: int, index: int) -> Case:
         x = normal(*shape)
         return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype)
 
-    decay = -rng.exponential(1.0, (tokens, heads)).astype(np.float32)
+    by_channel = program // 2 % 2 == 1
+    decay = -rng.exponential(1.0, (tokens, heads, width) if by_channel else (tokens, heads)).astype(np.float32)
     beta = rng.random((tokens, heads)).astype(np.float32)
     decay *= {"no decay": 0.0, "all forgotten": 200.0}.get(name, 1.0)
     beta *= 0.0 if name == "nothing written" else 1.0
@@ -43,7 +44,8 @@ def draw(seed: int, index: int) -> Case:
         "v": normal(tokens, heads, values).astype(dtype), "decay": decay, "beta": beta,
         "state": state.astype(np.float32), "slots": rng.permutation(tokens + 3)[:tokens].astype(np.int32),
     }  # fmt: skip
-    label = f"{name} {turn}; {tokens} tokens, {heads} heads of {width} x {values}, {dtype}, {tuning}"
+    label = (f"{name} {turn}; {tokens} tokens, {heads} heads of {width} x {values}, {dtype}, decay {decay.shape}, "
+             f"{tuning}")  # fmt: skip
     return Case(label, arrays, {"scale": width**-0.5}, tuning)
 
 
@@ -53,7 +55,7 @@ def oracle(case: Case) -> tuple:
     out = np.zeros(a["v"].shape)
     for t, slot in enumerate(case.arrays["slots"]):
         for head in range(out.shape[1]):
-            held = a["state"][slot, head] * np.exp(a["decay"][t, head])
+            held = a["state"][slot, head] * np.exp(a["decay"][t, head])[..., None]
             key = a["k"][t, head]
             held = held + np.outer(key, a["beta"][t, head] * (a["v"][t, head] - key @ held))
             a["state"][slot, head] = held
@@ -68,10 +70,11 @@ def bound(case: Case, output: int) -> Bound:
     return Bound(1e-5, 1e-5, "sums of up to 128 float32 products of some units")
 
 
-def _entry(model, tokens, heads, width, values) -> Entry:
+def _entry(model, tokens, heads, width, values, by_channel=False) -> Entry:
     arguments = {
         "q": ((tokens, heads, width), "bfloat16"), "k": ((tokens, heads, width), "bfloat16"),
-        "v": ((tokens, heads, values), "bfloat16"), "decay": ((tokens, heads), "float32"),
+        "v": ((tokens, heads, values), "bfloat16"),
+        "decay": ((tokens, heads, width) if by_channel else (tokens, heads), "float32"),
         "beta": ((tokens, heads), "float32"), "state": ((tokens + 1, heads, width, values), "float32"),
         "slots": ((tokens,), "int32"),
     }  # fmt: skip
@@ -80,18 +83,22 @@ def _entry(model, tokens, heads, width, values) -> Entry:
         return candidates(GENERATIONS[generation], heads)
 
     def work(generation, tuning):
-        return work_of(GENERATIONS[generation], tuning, tokens, heads, width, values)
+        return work_of(GENERATIONS[generation], tuning, tokens, heads, width, values, by_channel)
 
     label = f"{model}, {tokens} tokens, {heads} heads of {width} x {values}"
-    return Entry("delta_step", key_of(heads, width, values), label, arguments, ("state",), {"scale": width**-0.5},
-                 blocks, work)  # fmt: skip
+    return Entry("delta_step", key_of(heads, width, values, by_channel), label, arguments, ("state",),
+                 {"scale": width**-0.5}, blocks, work)  # fmt: skip
 
 
-ENTRIES = (_entry("Qwen3-Next-80B", 64, 32, 128, 128), _entry("Qwen3-Next-80B, 4 devices", 8, 8, 128, 128))
+ENTRIES = (
+    _entry("Qwen3-Next-80B", 64, 32, 128, 128),
+    _entry("Qwen3-Next-80B, 4 devices", 8, 8, 128, 128),
+    _entry("Kimi-Linear-48B", 64, 32, 128, 128, by_channel=True),
+)
 
 PROOF = Proof(
     name="delta_step",
-    summary="One decode step of a gated delta net, states updated in place.",
+    summary="One decode step of a gated delta net, decay by head or by channel (KDA), states updated in place.",
     pallas=delta_step_pallas, reference=delta_step_reference, draw=draw, oracle=oracle, bound=bound, entries=ENTRIES,
     tuning=Tuning,
 )  # fmt: skip
