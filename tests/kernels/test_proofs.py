@@ -15,7 +15,8 @@ from systolic.kernels.registry import DRAWS_PER_PROGRAM, Bound, Case, Proof
 SAMPLE = {
     "paged_attention": ((0, (0, 3, 6)), (3, (2, 3))),
     "quantized_matmul": ((0, (0, 2)), (1, (0,)), (2, (0,)), (6, (0,))),
-    "delta_step": ((0, (0,)), (1, (1,))),
+    "delta_step": ((0, (0,)), (1, (1,)), (2, (0,))),
+    "delta_prefill": ((0, (0, 2, 3, 7)), (1, (1, 6)), (2, (3, 5)), (3, (2, 6))),
     "sampling": ((0, (0, 5)), (3, (7,))),
     "flash_attention": ((0, (0, 3, 5)), (1, (4,))),
     "decode_stack": ((0, (6, 4)), (1, (2,)), (2, (2,))),
