@@ -7,9 +7,13 @@ import torch
 import systolic.kernels
 from systolic.kernels.delta_prefill import torch_op as _prefill  # noqa: F401  these define the operators
 from systolic.kernels.delta_step import torch_op as _step  # noqa: F401
+from systolic.kernels.ssd_prefill import torch_op as _ssd_prefill  # noqa: F401
+from systolic.kernels.ssd_step import torch_op as _ssd_step  # noqa: F401
 
 CLOSE = dict(rtol=1e-5, atol=1e-5)
 FORMS = ("auto", "interpret")
+# Two sequences of 3 and 4 tokens, the second resumed; a third without tokens; one row of padding.
+SEQUENCES = torch.tensor([4, 1, 0]), torch.tensor([0, 3, 7, 7]), torch.tensor([False, True, False])
 
 
 def spread(seed, *shape):
@@ -27,24 +31,62 @@ def delta_inputs(tokens, by_channel):
     return q, k, spread(3, tokens, 2, 4), decay, spread(5, tokens, 2).sigmoid()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("by_channel", [False, True])
-def test_a_prompt_equals_its_tokens_one_by_one(form, by_channel):
-    """Two sequences of 3 and 4 tokens, the second resumed; a third without tokens; one row of padding."""
-    inputs, state = delta_inputs(8, by_channel), spread(6, 5, 2, 8, 4)
-    slots, starts, resumed = torch.tensor([4, 1, 0]), torch.tensor([0, 3, 7, 7]), torch.tensor([False, True, False])
-    with systolic.kernels.force(form):
-        given = on_tpu(*inputs, state, slots, starts, resumed)
-        out, new = (x.cpu() for x in torch.ops.systolic.delta_prefill(*given, 0.5))
-    want_state = state.clone()
-    want_state[4] = 0
+def ssd_inputs(tokens):
+    """x, dt, a, b, c, d, dt_bias of 4 heads of 8 x 16 in 2 groups."""
+    return (spread(1, tokens, 4, 8), spread(2, tokens, 4), -spread(3, 4).exp(), spread(4, tokens, 2, 16),
+            spread(5, tokens, 2, 16), spread(6, 4), spread(7, 4))  # fmt: skip
+
+
+def check_token_by_token(run, step, state):
+    """``run``: the prompt's (out, state) on SEQUENCES; ``step``(t, state, slot): those of a decode step of token t."""
+    out, new = (x.cpu() for x in run(*on_tpu(state, *SEQUENCES)))
+    want = state.clone()
+    want[4] = 0
     for first, last, slot in ((0, 3, 4), (3, 7, 1)):
         for t in range(first, last):
-            token = on_tpu(*(x[t : t + 1] for x in inputs), want_state, torch.tensor([slot]))
-            step, want_state = (x.cpu() for x in torch.ops.systolic.delta_step(*token, 0.5))
-            torch.testing.assert_close(out[t : t + 1], step, **CLOSE)
-    torch.testing.assert_close(new, want_state, **CLOSE)
-    assert torch.equal(out[7], torch.zeros(2, 4)) and torch.equal(new[[0, 2, 3]], state[[0, 2, 3]])
+            row, want = (x.cpu() for x in step(t, *on_tpu(want, torch.tensor([slot]))))
+            torch.testing.assert_close(out[t : t + 1], row, **CLOSE)
+    torch.testing.assert_close(new, want, **CLOSE)
+    assert not out[7].any() and torch.equal(new[[0, 2, 3]], state[[0, 2, 3]])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_gated_delta_prompt_equals_its_tokens_one_by_one(form, by_channel):
+    inputs = on_tpu(*delta_inputs(8, by_channel))
+
+    def run(*given):
+        with systolic.kernels.force(form):
+            return torch.ops.systolic.delta_prefill(*inputs, *given, 0.5)
+
+    def step(t, state, slot):
+        return torch.ops.systolic.delta_step(*(x[t : t + 1] for x in inputs), state, slot, 0.5)
+
+    check_token_by_token(run, step, spread(6, 5, 2, 8, 4))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_space_prompt_equals_its_tokens_one_by_one(form):
+    inputs = on_tpu(*ssd_inputs(8))
+
+    def run(*given):
+        with systolic.kernels.force(form):
+            return torch.ops.systolic.ssd_prefill(*inputs, *given, True, 0.0, 2.0)
+
+    def step(t, *given):
+        token = [x[t : t + 1] if x.shape[0] == 8 else x for x in inputs]
+        return torch.ops.systolic.ssd_step(*token, *given, True, 0.0, 2.0)
+
+    check_token_by_token(run, step, spread(8, 5, 4, 8, 16))
+
+
+def test_without_steps_skips_and_biases_the_state_stays():
+    x, dt, a, b, c, _, _ = ssd_inputs(2)
+    given = on_tpu(x, dt - 5, a, b, c), on_tpu(spread(8, 3, 4, 8, 16), torch.tensor([2, 0]))
+    out, state = torch.ops.systolic.ssd_step(*given[0], None, None, *given[1], False, 0.0, 1.0)
+    assert torch.equal(state.cpu(), given[1][0].cpu())
+    want = torch.einsum("thpn,thn->thp", state.cpu()[[2, 0]], c.repeat_interleave(2, dim=1))
+    torch.testing.assert_close(out.cpu(), want, **CLOSE)
 
 
 def test_a_prompt_in_a_compiled_graph():
@@ -81,6 +123,32 @@ def test_delta_prefill_refuses(change, words):
              "starts": np.zeros(2, np.int32), "resumed": np.zeros(1, bool), "scale": 1.0}  # fmt: skip
     with pytest.raises(ValueError, match=words):
         delta_prefill(**(given | change))
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"b": np.zeros((3, 3, 4), np.float32)}, "groups divides heads"),
+    ({"x": np.zeros((3, 2, 8), np.float16)}, "all must be float32"),
+    ({"dt": np.zeros((3, 1), np.float32)}, r"dt is float32\(3, 1\)"),
+    ({"d": np.zeros(3, np.float32)}, r"d is float32\(3,\); it must be float32 \[2\]"),
+    ({"state": np.zeros((1, 2, 4, 8), np.float32)}, r"\[slots, 2, 8, 4\]"),
+    ({"dt_limit": (1.0, 0.5)}, "low <= high"),
+    ({"slots": np.zeros(2, np.int64)}, "slots is int64"),
+])
+@pytest.mark.parametrize("name", ["ssd_step", "ssd_prefill"])
+def test_state_space_kernels_refuse(name, change, words):
+    import importlib
+
+    shared = np.zeros((3, 1, 4), np.float32)
+    given = {"x": np.zeros((3, 2, 8), np.float32), "dt": np.zeros((3, 2), np.float32), "a": -np.ones(2, np.float32),
+             "b": shared, "c": shared, "d": None, "dt_bias": None, "state": np.zeros((1, 2, 8, 4), np.float32),
+             "slots": np.zeros(3 if name == "ssd_step" else 1, np.int32)}  # fmt: skip
+    if name == "ssd_prefill":
+        given |= {"starts": np.zeros(2, np.int32), "resumed": np.zeros(1, bool)}
+    given |= change
+    if "b" in change:
+        given["c"] = given["b"]
+    with pytest.raises(ValueError, match=words):
+        getattr(importlib.import_module(f"systolic.kernels.{name}"), name)(**given)
 
 
 def test_padding_alone_leaves_every_state():

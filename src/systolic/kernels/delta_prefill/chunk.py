@@ -10,19 +10,10 @@ decays of any size; and none is positive, so that nothing overflows.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
-dot = functools.partial(jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-# Contracted dimensions: rows with columns, columns with columns, rows with rows.
-PLAIN, BY_COLUMNS, BY_ROWS = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ())), (((0,), (0,)), ((), ()))
-
-
-def _indices(size: int):
-    row = jax.lax.broadcasted_iota(jnp.int32, (size, size), 0)
-    return row, jax.lax.broadcasted_iota(jnp.int32, (size, size), 1)
+from systolic.kernels.products import BY_COLUMNS, BY_ROWS, PLAIN, UNDERFLOW, dot, indices, sums
 
 
 def _levels(size: int):
@@ -30,27 +21,10 @@ def _levels(size: int):
 
     Each pair j < i is in exactly one level.
     """
-    row, column = _indices(size)
+    row, column = indices(size)
     for shift in range(size.bit_length() - 1):
         block = row >> shift
         yield shift, (block == (column >> shift) + 1) & (block & 1 == 1)
-
-
-def sums(chosen, x):
-    """For each row of ``chosen`` [R, C], bool: the sum of the rows of x [C, n] float32 that it chooses.
-
-    A product with ones needs no second operand of full precision: three bfloat16 passes on three parts of x, which
-    together have all its 24 bits, instead of the six of a float32 matmul.
-    """
-    ones = jnp.where(chosen, 1.0, 0.0).astype(jnp.bfloat16)
-    total = jnp.zeros((chosen.shape[0], x.shape[1]), jnp.float32)
-    for _ in range(3):
-        # Cut off, not rounded: compilers may leave out a rounding to bfloat16 and back.
-        bits = jax.lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(-(1 << 16))
-        part = jax.lax.bitcast_convert_type(bits, jnp.float32)
-        total = total + dot(ones, part.astype(jnp.bfloat16), PLAIN, precision=None)
-        x = x - part
-    return total
 
 
 def pairs(q, k, decay, dtype):
@@ -60,7 +34,7 @@ def pairs(q, k, decay, dtype):
     decay: [C, 1], or [C, K] for one of each channel.
     """
     size = k.shape[0]
-    row, column = _indices(size)
+    row, column = indices(size)
     both = jnp.concatenate([k, q])
     if decay.shape[1] == 1:
         precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
@@ -85,7 +59,7 @@ def inverse(lower):
 
     It solves as stably as substitution does; a product of powers of L would not, where keys repeat.
     """
-    row, column = _indices(lower.shape[0])
+    row, column = indices(lower.shape[0])
     found = jnp.where(row == column, 1.0, 0.0)
     for shift, paired in _levels(lower.shape[0]):
         part = jnp.where(paired, lower, 0.0)
@@ -102,7 +76,8 @@ def chunk(q, k, v, decay, beta, state, *, dtype):
     are zero leave the state as it is.
     """
     size = k.shape[0]
-    row, column = _indices(size)
+    row, column = indices(size)
+    decay = jnp.maximum(decay, UNDERFLOW)
     key_pairs, query_pairs = pairs(q, k, decay, dtype)
     decays = jnp.exp(sums(jnp.concatenate([column <= row, column > row]), decay))
     since, rest = decays[:size], decays[size:]

@@ -46,7 +46,7 @@ def draw(seed: int, index: int) -> Case:
         decay, beta = decay * 1e-3, np.ones_like(beta)
     decay = decay * (special != "no decay")
     if special.startswith("all forgotten"):
-        decay = np.where(rng.random(decay.shape) < 0.1, np.float32(-300), decay)
+        decay = np.where(rng.random(decay.shape) < 0.1, np.float32(-np.inf), decay)
     arrays |= {
         "q": unit(tokens, heads, width), "k": unit(tokens, heads, width),
         "v": normal(tokens, heads, values).astype(dtype), "decay": decay.astype(np.float32),
