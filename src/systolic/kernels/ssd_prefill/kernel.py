@@ -1,7 +1,7 @@
 """State space duality over ragged sequences in Pallas for TPU.
 
-The grid is (blocks of heads, visits), and the visits are those of `delta_prefill`'s kernel: one for each sequence in each
-block of tokens.  Inside a chunk the decays between two tokens differ between heads, so that each head has a matmul of
+The grid is (blocks of heads, visits), and the visits are those of `delta_prefill`'s kernel: one for each sequence in
+each block of tokens.  Inside a chunk the decays between two tokens differ between heads, so that each head has a matmul of
 its own; what the state adds to the result and what the chunk adds to the state are one matmul for a group's heads.
 """
 

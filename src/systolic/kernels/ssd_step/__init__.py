@@ -1,4 +1,4 @@
-"""One decode step of state space duality (Mamba-2, arXiv:2405.21060): each sequence's state is updated in place and read.
+"""One decode step of state space duality (Mamba-2, arXiv:2405.21060), states updated in place.
 
 Public names: `ssd_step`, `ssd_step_reference`.
 """

@@ -1,7 +1,7 @@
 """One decode step of state space duality in Pallas for TPU.
 
-The grid is (tokens, blocks of heads).  A token's slot, known before the kernel starts, says which block of the states to
-fetch; it goes back to where it came from.  The vector unit does it all: a matrix unit would have to load each state to
+The grid is (tokens, blocks of heads).  A token's slot, known before the kernel starts, says which block of the states
+to fetch; it goes back to where it came from.  The vector unit does it all: a matrix unit would have to load each state to
 multiply it by a single row, in six passes.  So x and the result are columns, heads side by side.
 """
 

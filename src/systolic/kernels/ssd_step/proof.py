@@ -1,4 +1,4 @@
-"""What proves the decode step of state space duality: drawn cases, a float64 oracle, bounds, and the shapes to compile."""
+"""What proves the decode step of state space duality: drawn cases, a float64 oracle, bounds, shapes to compile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw(seed: int, index: int) -> Case:
     program, turn = divmod(index, DRAWS_PER_PROGRAM)
     static = np.random.default_rng((seed, program))
     tokens, name = int(static.choice([1, 2, 5, 7])), TURNS[turn]
-    heads, groups, block = ((3, 1, 3), (8, 1, 8), (16, 2, 8), (8, 4, 2), (6, 2, 6))[program % 5]
+    heads, groups, block = ((3, 1, 3), (8, 1, 8), (16, 2, 8), (8, 4, 8), (6, 2, 6))[program % 5]
     options = {"softplus": program % 3 != 2, "dt_limit": (0.0, math.inf) if program % 2 else (0.01, 0.5)}
     rng = np.random.default_rng((seed, program, turn))
     arrays = draw_values(rng, tokens, heads, groups, int(static.choice([64, 32, 128])),
