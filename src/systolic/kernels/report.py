@@ -23,7 +23,7 @@ from systolic.kernels.names import NAMES
 
 _SHARED = ("pallas.py", "narrow.py", "worklist.py", "sequences.py", "products.py", "drawn.py")
 # Of a kernel: how it is called, what it costs, and its choice of block sizes, which is recorded with each result.
-_WITHOUT_INFLUENCE = ("torch_op.py", "__init__.py", "arguments.py", "work.py", "tuning.py")
+_WITHOUT_INFLUENCE = ("torch_op.py", "__init__.py", "work.py", "tuning.py")
 
 
 @functools.cache
