@@ -69,6 +69,11 @@ def test_a_compiled_result_may_differ_from_eager_only_as_the_trace_does():
     assert checks._against_trace(traced, eager, RuntimeError("no trace"), "x differs") == wrong
 
 
+def test_reasons_of_graph_breaks_name_no_folder_of_this_machine():
+    reason = "skipped: `f` in file `/some/where/.venv/lib/python3.11/site-packages/torch/fx.py`\n  Hint: none"
+    assert checks._without_folders(reason) == "skipped: `f` in file `torch/fx.py` Hint: none"
+
+
 def test_the_catalog_has_one_architecture_for_each_class():
     found = catalog.architectures()
     assert len(found) > 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 import traceback
 import warnings
@@ -249,7 +250,7 @@ def _compiled(device_model, device_given, want, model, given) -> dict[str, Any]:
     counters.clear()
     with torch.no_grad():
         output = torch.compile(device_model, backend="tpu")(**device_given)
-    breaks = {" ".join(reason.split())[:200]: count for reason, count in counters["graph_break"].items()}
+    breaks = {_without_folders(reason)[:200]: count for reason, count in counters["graph_break"].items()}
     found = {
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": sum(breaks.values()),
@@ -261,6 +262,11 @@ def _compiled(device_model, device_given, want, model, given) -> dict[str, Any]:
     except criterion.Mismatch as error:
         traced = _attempt(lambda: criterion.results(_traced(model, given)))
         return found | _against_trace(got, want, traced, str(error))
+
+
+def _without_folders(reason: str) -> str:
+    """A graph break's reason on one line, with files named from the installed package on, equal on all machines."""
+    return re.sub(r"[^\s`'\"]*/site-packages/", "", " ".join(reason.split()))
 
 
 def _against_trace(got, want, traced, cause: str) -> dict[str, Any]:
