@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import systolic.kernels
-from systolic.kernels.delta_prefill import torch_op as _prefill  # noqa: F401  these define the operators
+from systolic.kernels.causal_conv1d import torch_op as _conv  # noqa: F401  these define the operators
+from systolic.kernels.delta_prefill import torch_op as _prefill  # noqa: F401
 from systolic.kernels.delta_step import torch_op as _step  # noqa: F401
 from systolic.kernels.ssd_prefill import torch_op as _ssd_prefill  # noqa: F401
 from systolic.kernels.ssd_step import torch_op as _ssd_step  # noqa: F401
@@ -80,6 +81,33 @@ def test_a_state_space_prompt_equals_its_tokens_one_by_one(form):
     check_token_by_token(run, step, spread(8, 5, 4, 8, 16))
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_a_convolution_equals_pytorchs(form, width):
+    """Also of sequences shorter than the kernel, whose state keeps inputs from before."""
+    x, weight, bias, state = spread(1, 8, 6), spread(2, 6, width), spread(3, 6), spread(4, 5, width - 1, 6)
+    slots, starts = torch.tensor([4, 1, 0, 2]), torch.tensor([0, 1, 3, 3, 7])
+    resumed = torch.tensor([True, False, True, True])
+    with systolic.kernels.force(form):
+        given = on_tpu(x, weight, bias, state, slots, starts, resumed)
+        out, new = (y.cpu() for y in torch.ops.systolic.causal_conv1d(*given, True))
+    want = state.clone()
+    for slot, first, last, goes_on in ((4, 0, 1, True), (1, 1, 3, False), (2, 3, 7, True)):
+        seen = torch.cat([state[slot] * goes_on, x[first:last]])
+        row = torch.nn.functional.conv1d(seen.T[None], weight[:, None], bias, groups=6)[0].T
+        torch.testing.assert_close(out[first:last], torch.nn.functional.silu(row), **CLOSE)
+        want[slot] = seen[1 - width :]
+    assert torch.equal(new, want) and not out[7].any()
+
+
+def test_a_convolution_without_bias_and_activation():
+    x, weight = spread(1, 3, 6), spread(2, 6, 4)
+    given = on_tpu(x, weight), on_tpu(torch.zeros(3, 3, 6), torch.arange(3), torch.arange(4), torch.ones(3).bool())
+    out, state = torch.ops.systolic.causal_conv1d(*given[0], None, *given[1], False)
+    torch.testing.assert_close(out.cpu(), x * weight[:, 3], **CLOSE)
+    assert torch.equal(state.cpu()[:, 2], x) and not state.cpu()[:, :2].any()
+
+
 def test_without_steps_skips_and_biases_the_state_stays():
     x, dt, a, b, c, _, _ = ssd_inputs(2)
     given = on_tpu(x, dt - 5, a, b, c), on_tpu(spread(8, 3, 4, 8, 16), torch.tensor([2, 0]))
@@ -149,6 +177,23 @@ def test_state_space_kernels_refuse(name, change, words):
         given["c"] = given["b"]
     with pytest.raises(ValueError, match=words):
         getattr(importlib.import_module(f"systolic.kernels.{name}"), name)(**given)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"x": np.zeros((3, 8), np.float16)}, "x is float16"),
+    ({"weight": np.zeros((8, 5), np.float32)}, "W from 2 to 4"),
+    ({"bias": np.zeros(7, np.float32)}, r"it must be \[8\]"),
+    ({"state": np.zeros((2, 4, 8), np.float32)}, r"float32 \[slots, 3, 8\]"),
+    ({"resumed": np.zeros(2, bool)}, r"bool \[1\]"),
+])
+def test_causal_conv1d_refuses(change, words):
+    from systolic.kernels.causal_conv1d import causal_conv1d
+
+    given = {"x": np.zeros((3, 8), np.float32), "weight": np.zeros((8, 4), np.float32), "bias": None,
+             "state": np.zeros((2, 3, 8), np.float32), "slots": np.zeros(1, np.int32),
+             "starts": np.zeros(2, np.int32), "resumed": np.zeros(1, bool), "silu": True}  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        causal_conv1d(**(given | change))
 
 
 def test_padding_alone_leaves_every_state():
