@@ -84,27 +84,25 @@ def run(graph: Graph, inputs: list, sizes: Sizes | None = None, keys=None, repea
     Returns the flat list of the graph's outputs (None where the graph returns none).
     """
     sizes = sizes or Sizes()
-    values: dict[Node, Any] = {}
+    # Constants first: their places in the graph may be among the nodes of a group that takes them.
+    values: dict[Node, Any] = {
+        node: _constant(graph.owning_module, node.target) for node in graph.nodes if node.op == "get_attr"
+    }
     remaining = iter(inputs)
     last_use = _last_uses(graph)
     starts = repeats.starts() if repeats else {}
     body = _body(repeats.groups[0], sizes) if repeats else None
     done: set[Node] = set()
     for node in graph.nodes:
-        if node in done:
+        if node in done or node.op == "get_attr":
             pass
         elif node in starts:
             group = starts[node]
-            for constant in group.inputs:  # its place in the graph may be among the group's nodes
-                if constant.op == "get_attr" and constant not in values:
-                    values[constant] = _constant(graph.owning_module, constant.target)
             results = body(*(values[n] for n in group.inputs))
             values.update(zip(group.outputs, results))
             done.update(group.nodes)
         elif node.op == "placeholder":
             values[node] = next(remaining)
-        elif node.op == "get_attr":
-            values[node] = _constant(graph.owning_module, node.target)
         elif node.op == "call_function":
             try:
                 values[node] = _call(node, values, sizes, keys)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 
+from .activations import gelu
 from .matmul import FULL, linear
 from .nn import layer_norm
 from .registry import lower
-from .softmax import mask_for
+from .softmax import normalize, over_kept
 
 
 def _attention(query, key, value, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, mask_type):
@@ -21,15 +21,12 @@ def _attention(query, key, value, heads, qkv_weight, qkv_bias, proj_weight, proj
     """
     if mask is not None and mask_type is None:
         raise RuntimeError("Mask Type should be defined")
-    projected = [
+    q, k, v = (
         linear(x, w, b).reshape(*x.shape[:2], heads, -1)
         for x, w, b in zip((query, key, value), jnp.split(qkv_weight, 3), jnp.split(qkv_bias, 3))
-    ]
-    q, k, v = projected
+    )
     scores = jnp.einsum("bqhd,bkhd->bhqk", q / math.sqrt(q.shape[-1]), k, precision=FULL)
-    if mask is not None:
-        scores = jnp.where(mask_for(mask.astype(jnp.bool_), scores, mask_type), -jnp.inf, scores)
-    weights = jax.nn.softmax(scores, axis=-1)
+    weights = normalize(scores, -1) if mask is None else over_kept(scores, mask.astype(jnp.bool_), mask_type, -1)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision=FULL)
     return linear(mixed.reshape(query.shape).astype(query.dtype), proj_weight, proj_bias), weights
 
@@ -58,11 +55,11 @@ def _transformer_encoder_layer(
 
     def feed_forward(x):
         inner = linear(x, ffn_weight_1, ffn_bias_1)
-        inner = jax.nn.gelu(inner, approximate=False) if use_gelu else jax.nn.relu(inner)
+        inner = gelu(inner) if use_gelu else jnp.maximum(inner, 0)
         return linear(inner.astype(x.dtype), ffn_weight_2, ffn_bias_2)
 
     def norm(x, weight, bias):
-        return layer_norm(x, weight, bias, eps).astype(src.dtype)
+        return layer_norm(x, 1, weight, bias, eps)[0].astype(src.dtype)
 
     x = src
     for part, weight, bias in ((attend, norm_weight_1, norm_bias_1), (feed_forward, norm_weight_2, norm_bias_2)):

@@ -28,19 +28,17 @@ def _scaled(x, weight, bias):
     return x if bias is None else x + bias.astype(x.dtype)
 
 
-def layer_norm(input, weight, bias, eps):
-    """Normalize the last dimension, in the dtype of its sums."""
+def layer_norm(input, dims, weight, bias, eps):
+    """(result, mean, 1 / standard deviation) over the last ``dims`` dimensions, in the dtype of the sums."""
     x = input.astype(opmath(input.dtype))
-    mean, var = _moments(x, (x.ndim - 1,))
-    return _scaled((x - mean) * lax.rsqrt(var + cast(eps, x.dtype)), weight, bias)
+    mean, var = _moments(x, tuple(range(x.ndim - dims, x.ndim)))
+    rstd = lax.rsqrt(var + cast(eps, x.dtype))
+    return _scaled((x - mean) * rstd, weight, bias), mean, rstd
 
 
 @lower("native_layer_norm")
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    x = input.astype(opmath(input.dtype))
-    mean, var = _moments(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)))
-    rstd = lax.rsqrt(var + cast(eps, x.dtype))
-    y = _scaled((x - mean) * rstd, weight, bias)
+    y, mean, rstd = layer_norm(input, len(normalized_shape), weight, bias, eps)
     return y, mean.reshape(out(1).shape), rstd.reshape(out(2).shape)
 
 

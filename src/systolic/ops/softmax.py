@@ -15,7 +15,8 @@ def _prepare(x, dtype):
     return x.reshape(1) if x.ndim == 0 else x
 
 
-def _normalize(x, dim):
+def normalize(x, dim):
+    """Softmax over ``dim`` in x's own dtype."""
     weights = jnp.exp(x - jnp.max(x, axis=dim, keepdims=True))
     return weights / jnp.sum(weights, axis=dim, keepdims=True)
 
@@ -25,7 +26,7 @@ def softmax(self, dim, half_to_float=False):
     """Softmax over ``dim``; a row of only -inf is NaN."""
     if self.size == 0:
         return self
-    return _normalize(_prepare(self, out(0).dtype), dim).reshape(self.shape)
+    return normalize(_prepare(self, out(0).dtype), dim).reshape(self.shape)
 
 
 @lower("_safe_softmax")
@@ -35,7 +36,7 @@ def safe_softmax(self, dim, dtype=None):
         return self
     x = _prepare(self, out(0).dtype)
     masked = jnp.all(x == -np.inf, axis=dim, keepdims=True)
-    return jnp.where(masked, jnp.zeros_like(x), _normalize(x, dim)).reshape(self.shape)
+    return jnp.where(masked, jnp.zeros_like(x), normalize(x, dim)).reshape(self.shape)
 
 
 @lower("_log_softmax")
@@ -65,7 +66,7 @@ def log_softmax_backward(grad_output, output, dim, input_dtype=None):
     return (grad - jnp.exp(y) * jnp.sum(grad, axis=dim, keepdims=True)).reshape(output.shape)
 
 
-def mask_for(mask, x, mask_type):
+def _mask_for(mask, x, mask_type):
     """The mask in a shape that broadcasts over scores [batch, heads, queries, keys].
 
     Type 0 is [queries, keys], type 1 is [batch, keys], type 2 (the default) the shape of the scores.
@@ -75,12 +76,16 @@ def mask_for(mask, x, mask_type):
     return mask
 
 
+def over_kept(x, mask, mask_type, dim):
+    """Softmax over what ``mask`` leaves (true means left out) in x's own dtype; NaN where it leaves nothing."""
+    return normalize(jnp.where(_mask_for(mask, x, mask_type), -np.inf, x), dim)
+
+
 @lower("_masked_softmax")
 def masked_softmax(self, mask, dim=None, mask_type=None):
     """Softmax over what ``mask`` leaves (true means left out); NaN where it leaves nothing."""
     x = _prepare(self, out(0).dtype)
-    hidden = mask_for(mask, x, mask_type)
-    return _normalize(jnp.where(hidden, -np.inf, x), -1 if dim is None else dim).reshape(self.shape)
+    return over_kept(x, mask, mask_type, -1 if dim is None else dim).reshape(self.shape)
 
 
 @lower("_masked_softmax_backward")

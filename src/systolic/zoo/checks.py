@@ -271,17 +271,17 @@ def _without_folders(reason: str) -> str:
 
 def _against_trace(got, want, traced, cause: str) -> dict[str, Any]:
     """The entry of a compiled result unlike eager's: matches if Dynamo alone makes the same difference on the CPU."""
-    try:
-        criterion.compare(traced, want)
-    except criterion.Mismatch as changed:
-        try:
-            difference = criterion.compare(got, traced)
-            return {"difference": difference, "reference": f"Dynamo alone on the CPU, unlike eager there: {changed}"}
-        except criterion.Mismatch:
-            pass
-    except Exception:  # noqa: S110  the trace raised, or gave other results: it settles nothing
-        pass
-    return {"matched": False, "cause": cause}
+    wrong = {"matched": False, "cause": cause}
+    if isinstance(traced, Exception):
+        return wrong
+    changed = _check(lambda: {"difference": criterion.compare(traced, want)})
+    same = _check(lambda: {"difference": criterion.compare(got, traced)})
+    if changed["matched"] or not same["matched"]:
+        return wrong
+    return {
+        "difference": same["difference"],
+        "reference": f"Dynamo alone on the CPU, unlike eager there: {changed['cause']}",
+    }
 
 
 def _traced(model, given):

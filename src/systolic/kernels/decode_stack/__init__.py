@@ -10,13 +10,12 @@ import functools
 
 import jax.numpy as jnp
 
-from systolic.kernels.arguments import names, need
+from systolic.kernels.arguments import FLOATS, names, need
 from systolic.kernels.decode_stack.reference import decode_stack_reference
 from systolic.kernels.selection import dispatch
 
 __all__ = ["cache_shape", "decode_stack", "decode_stack_reference"]
 
-FLOATS = (jnp.float32, jnp.bfloat16)
 MOST_SEQUENCES = 8
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from systolic.kernels.arguments import names, need
+from systolic.kernels.arguments import FLOATS, names, need
 from systolic.kernels.grouped_matmul.reference import grouped_matmul_reference
 from systolic.kernels.selection import dispatch
 
 __all__ = ["grouped_matmul", "grouped_matmul_reference"]
 
-FLOATS = (jnp.float32, jnp.bfloat16)
 WEIGHTS = (*FLOATS, jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 

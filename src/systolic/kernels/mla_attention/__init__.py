@@ -11,14 +11,11 @@ import functools
 
 import jax.numpy as jnp
 
-from systolic.kernels.arguments import names, need
+from systolic.kernels.arguments import CACHES, FLOATS, names, need, need_batch
 from systolic.kernels.mla_attention.reference import mla_attention_reference
 from systolic.kernels.selection import dispatch
 
 __all__ = ["cache_shape", "mla_attention", "mla_attention_reference"]
-
-FLOATS = (jnp.float32, jnp.bfloat16)
-CACHES = (*FLOATS, jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 def cache_shape(num_blocks: int, block_size: int, latent: int, rope: int) -> tuple[int, ...]:
@@ -82,16 +79,7 @@ def _check(q, new, cache, block_table, seq_lens, query_start_loc, slot_mapping, 
          f"cache_scale is {cache_scale.dtype}{cache_scale.shape}; it must be float32 of shape (1,)")
     need(block_table.ndim == 2 and block_table.size > 0,
          f"block_table has shape {block_table.shape}; it must be [sequences, pages], not empty")
-    sequences = block_table.shape[0]
-    for name, array, shape in (("seq_lens", seq_lens, (sequences,)),
-                               ("query_start_loc", query_start_loc, (sequences + 1,)),
-                               ("slot_mapping", slot_mapping, (tokens,)), ("num_seqs", num_seqs, (1,))):
-        need(array.shape == shape, f"{name} has shape {array.shape}; it must be {shape}")
-    for name, array in (("block_table", block_table), ("seq_lens", seq_lens),
-                        ("query_start_loc", query_start_loc), ("num_seqs", num_seqs)):
-        need(array.dtype == jnp.int32, f"{name} has dtype {array.dtype}; it must be int32")
-    need(slot_mapping.dtype in (jnp.int32, jnp.int64),
-         f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32 or int64")
+    need_batch(tokens, block_table, seq_lens, query_start_loc, slot_mapping, num_seqs)
 
 
 def _tuned_pallas(q, new, cache, block_table, *rest, interpret, **options):

@@ -9,15 +9,12 @@ import functools
 
 import jax.numpy as jnp
 
-from systolic.kernels.arguments import need
+from systolic.kernels.arguments import CACHES, FLOATS, names, need, need_batch
 from systolic.kernels.cpu.calls import paged_attention_cpu
 from systolic.kernels.paged_attention.reference import paged_attention_reference
 from systolic.kernels.selection import dispatch
 
 __all__ = ["cache_shape", "paged_attention", "paged_attention_reference"]
-
-TYPES = (jnp.float32, jnp.bfloat16)
-NARROW_TYPES = (jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 def cache_shape(num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -40,22 +37,12 @@ def _check(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, slot_mappi
         need(array.shape == (tokens, kv_heads, dim),
              f"{name} has shape {array.shape}; it must be {(tokens, kv_heads, dim)}")
     for name, array in (("q", q), ("k", k), ("v", v)):
-        need(array.dtype in TYPES, f"{name} has dtype {array.dtype}; it must be float32 or bfloat16")
-    need(kv_cache.dtype in (*TYPES, *NARROW_TYPES), f"kv_cache has dtype {kv_cache.dtype}; it must be one of "
-         f"{', '.join(jnp.dtype(t).name for t in (*TYPES, *NARROW_TYPES))}")
+        need(array.dtype in FLOATS, f"{name} has dtype {array.dtype}; it must be float32 or bfloat16")
+    need(kv_cache.dtype in CACHES, f"kv_cache has dtype {kv_cache.dtype}; it must be one of {names(CACHES)}")
     need(scales.shape in ((0,), (2, kv_heads)) and scales.dtype == jnp.float32,
          f"cache_scales is {scales.dtype}{scales.shape}; it must be float32 of shape (0,) or {(2, kv_heads)}")
     need(block_table.ndim == 2, f"block_table has shape {block_table.shape}; it must be [sequences, pages]")
-    sequences = block_table.shape[0]
-    for name, array, shape in (("seq_lens", seq_lens, (sequences,)),
-                               ("query_start_loc", query_start_loc, (sequences + 1,)),
-                               ("slot_mapping", slot_mapping, (tokens,)), ("num_seqs", num_seqs, (1,))):
-        need(array.shape == shape, f"{name} has shape {array.shape}; it must be {shape}")
-    for name, array in (("block_table", block_table), ("seq_lens", seq_lens),
-                        ("query_start_loc", query_start_loc), ("num_seqs", num_seqs)):
-        need(array.dtype == jnp.int32, f"{name} has dtype {array.dtype}; it must be int32")
-    need(slot_mapping.dtype in (jnp.int32, jnp.int64),
-         f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32 or int64")
+    need_batch(tokens, block_table, seq_lens, query_start_loc, slot_mapping, num_seqs)
     for name, array in (("alibi_slopes", slopes), ("sinks", sinks)):
         need(array.shape in ((0,), (q_heads,)) and array.dtype == jnp.float32,
              f"{name} is {array.dtype}{array.shape}; it must be float32 of shape (0,) or ({q_heads},)")
@@ -116,7 +103,7 @@ def paged_attention(q, k, v, kv_cache, block_table, seq_lens, query_start_loc, s
                "causal": bool(causal), "return_lse": bool(return_lse)}
     forms = {"reference": functools.partial(paged_attention_reference, **options),
              "tpu": functools.partial(_tuned_pallas, **options)}
-    if not return_lse and not scales.size and kv_cache.dtype in TYPES:
+    if not return_lse and not scales.size and kv_cache.dtype in FLOATS:
         forms["cpu"] = functools.partial(_cpu, **options)
     return dispatch(args, **forms)
 

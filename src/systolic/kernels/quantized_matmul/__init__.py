@@ -9,14 +9,13 @@ import functools
 
 import jax.numpy as jnp
 
-from systolic.kernels.arguments import names, need
+from systolic.kernels.arguments import FLOATS, names, need
 from systolic.kernels.narrow import limited
 from systolic.kernels.quantized_matmul.reference import quantized_matmul_reference
 from systolic.kernels.selection import dispatch
 
 __all__ = ["quantize_rows", "quantized_matmul", "quantized_matmul_reference"]
 
-FLOATS = (jnp.float32, jnp.bfloat16)
 WEIGHTS = (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2)
 ACTIVATIONS = (jnp.int8, jnp.float8_e4m3fn)
 
